@@ -1,4 +1,4 @@
-//! Reads take no memory per request: what a batch allocates does not grow with its requests.
+//! The number of allocations of a read does not grow with its requests.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,11 +8,11 @@ struct Counting;
 
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-// SAFETY: everything is left to the system's allocator.
+// SAFETY: every call is forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.fetch_add(1, Ordering::Relaxed);
-        // SAFETY: the caller keeps the contract.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -42,7 +42,7 @@ fn allocations_do_not_grow_with_requests() {
     (0..10).for_each(|_| sequence.append(0, rows, rows).unwrap());
     sequence.commit(Durability::Sync).unwrap();
     for now in [true, false] {
-        // One part, no two so close that they are read as one: as many requests as groups.
+        // The groups are so far apart that each is a request of its own, and so few that they fit into one part.
         let per_batch = |count: u64| {
             let groups: Vec<u64> = (0..count).map(|at| at * 80).collect();
             let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
@@ -60,7 +60,7 @@ fn allocations_do_not_grow_with_requests() {
             (ALLOCATIONS.load(Ordering::Relaxed) - before) as f64 / 50.0
         };
         let (few, many) = (per_batch(16), per_batch(128));
-        // Tables that double in size take a few more steps.
+        // Tables that double their size make a few more allocations.
         assert!(many - few < 14.0, "read_now {now}: {few} allocations for 16 requests, {many} for 128");
     }
 }

@@ -1,11 +1,15 @@
-//! The attention executor against a naive softmax attention in f64, for every kernel that this CPU can run.
+//! The attention executor compared with a naive softmax attention in f64, for every kernel that this CPU can run.
+//!
+//! - Property tests cover shapes, dtypes, masks, extreme scores and merged partial results.
+//! - Bounds are relative to the largest |V| and to the magnitude of the scores.
+//! - Inputs that are not finite are refused with their place.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
 use stratakv::attention::{AttentionShape, HeadMask, Kernel, KvBlock, Partial, Query, TokenMask, Workspace};
 use stratakv::{DType, ErrorKind};
 
-/// A small generator, so that big tensors do not burden proptest's shrinking.
+/// A small generator, because proptest would spend its shrinking on large tensors.
 struct Random(u64);
 
 impl Random {
@@ -17,7 +21,7 @@ impl Random {
         x ^ x >> 31
     }
 
-    /// Uniform in -1..1.
+    /// Returns a number that is uniform in -1..1.
     fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
@@ -43,7 +47,7 @@ fn rounded(x: f32, dtype: DType) -> f64 {
     }
 }
 
-/// A block with its tensors before rounding. Its bytes are one byte off any alignment.
+/// A block with its tensors before rounding. Its bytes are not aligned.
 struct Block {
     k: Vec<f32>,
     v: Vec<f32>,
@@ -56,7 +60,7 @@ struct Block {
 }
 
 impl Block {
-    /// Slots beyond the valid tokens hold NaN: they must never be looked at.
+    /// Makes a block. Slots beyond the valid tokens hold NaN, because they must never be used.
     fn new(shape: &AttentionShape, group_tokens: usize, tokens: usize, k_range: f32, random: &mut Random) -> Self {
         let plane = |dims: usize, range: f32, random: &mut Random| -> Vec<f32> {
             (0..shape.kv_heads() * group_tokens * dims)
@@ -97,12 +101,13 @@ impl Block {
     }
 }
 
-/// Softmax attention in f64 of what `element` makes of the inputs.
+/// The result of a naive softmax attention in f64.
 struct Naive {
     out: Vec<f64>,
-    /// Largest |V|.
+    /// The largest |V|.
     max_v: f64,
-    /// Largest sum of |q k| over the dims of a token, scaled: what the rounding of f32 scores is proportional to.
+    /// The largest scaled sum of |q k| over the dims of a token. The rounding error of f32 scores is proportional to
+    /// it.
     magnitude: f64,
 }
 
@@ -145,7 +150,7 @@ fn attend(kernel: &'static Kernel, shape: &AttentionShape, query: &[f32], blocks
     out
 }
 
-/// The largest difference relative to the largest |V|; infinite where an output is not finite.
+/// Returns the largest difference relative to the largest |V|, or infinity if an output is not finite.
 fn error(out: &[f32], naive: &Naive) -> f64 {
     if out.iter().any(|x| !x.is_finite()) {
         return f64::INFINITY;
@@ -154,7 +159,8 @@ fn error(out: &[f32], naive: &Naive) -> f64 {
     worst / naive.max_v.max(1e-30)
 }
 
-/// f32 scores are off by a few 2^-24 of the sum of |q k|; the weights inherit that as a relative error.
+/// Returns the error bound. f32 scores have an error of a few 2^-24 of the sum of |q k|, which is a relative error of
+/// the weights.
 fn bound(stored: &Naive) -> f64 {
     1e-5 + 4.0 * 2f64.powi(-24) * stored.magnitude
 }
@@ -195,7 +201,7 @@ proptest! {
                 let tokens = 1 + random.below(group_tokens);
                 let mut block = Block::new(&shape, group_tokens, tokens, range, &mut random);
                 if masks {
-                    // Some heads and positions, sometimes none at all.
+                    // The masks select some heads and positions, sometimes none.
                     let mut bits = || u128::from(random.next());
                     block.heads = HeadMask::from_bits(bits()).intersection(HeadMask::all(shape.kv_heads()));
                     block.positions = Some(TokenMask::from_bits(bits()).intersection(TokenMask::all(tokens)));
@@ -218,8 +224,8 @@ proptest! {
         offset in prop::sample::select(vec![0.0f32, -1e4, 1e4]),
         kind in 0..3,
     ) {
-        // Only the first dim of a key counts, by a factor of 16: the score is one product, exact in f32, so that the
-        // plain bound holds at any magnitude. Scores are spread, all equal, or one dominates.
+        // Only the first dim of a key counts, with a factor of 16. The score is one product, exact in f32, so the plain
+        // bound holds at any magnitude. Scores are spread, all equal, or one dominates.
         let shape = shape.with_scale(1.0).unwrap();
         let mut random = Random(seed);
         let mut query = vec![0.0; shape.query_len()];
@@ -280,7 +286,7 @@ proptest! {
         let merged = run(false, &mut workspace);
         let stored = naive(&shape, &query, &blocks, |x| rounded(x, shape.dtype()));
         prop_assert!(error(&merged, &stored) <= bound(&stored));
-        // The order in which chunks are computed, a used workspace, and another thread change no bit.
+        // The order of the chunks, a used workspace, and another thread change no bit.
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         prop_assert_eq!(bits(&run(true, &mut workspace)), bits(&merged));
         let elsewhere = std::thread::scope(|s| s.spawn(|| run(false, &mut Workspace::new())).join().unwrap());
@@ -290,7 +296,7 @@ proptest! {
 
 #[test]
 fn within_the_stated_error_of_unrounded_inputs() {
-    // A model-like range of scores; K and V as they were before rounding to the stored dtype.
+    // Scores have the range of a model. K and V are compared before rounding to the stored dtype.
     for (dtype, bound) in [(DType::F32, 1e-5), (DType::F16, 2e-3), (DType::Bf16, 1e-2)] {
         for (q_heads, kv_heads, dk, dv) in [(32, 8, 128, 128), (4, 4, 64, 64), (14, 2, 64, 64), (16, 1, 576, 0)] {
             let shape = AttentionShape::new(q_heads, kv_heads, dk, dv, dtype).unwrap();
@@ -371,7 +377,7 @@ fn bad_numbers_are_refused_by_place() {
     for kernel in Kernel::available() {
         let mut workspace = Workspace::with_kernel(kernel);
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 3e38] {
-            // KV head 1 (query heads 2 and 3), token 5: NaN, infinite, or finite with a product that overflows.
+            // Token 5 of KV head 1 (query heads 2 and 3) is NaN, infinite, or finite with a product that overflows.
             let mut block = Block::new(&shape, 8, 8, 1.0, &mut Random(5));
             let row = (8 + 5) * 24;
             block.k[row + 20..row + 23].fill(bad);
@@ -387,7 +393,7 @@ fn bad_numbers_are_refused_by_place() {
             assert_eq!(before, after, "a refused block must leave nothing");
             let words = ["block 1", "query head 2", "token 5"];
             assert_invalid(partial.add_all(&query, &[good.kv_block(), block.kv_block()], &mut workspace), &words);
-            // Without that token, or that head, the block is fine.
+            // The block is accepted without that head or that token.
             partial.add(&query, &KvBlock { heads: HeadMask::one(0), ..block.kv_block() }, &mut workspace).unwrap();
             let positions = Some(TokenMask::all(8).difference(TokenMask::one(5)));
             partial.add(&query, &KvBlock { positions, ..block.kv_block() }, &mut workspace).unwrap();
@@ -406,7 +412,7 @@ fn bad_numbers_are_refused_by_place() {
 
 #[test]
 fn scores_at_the_ends_of_the_range() {
-    // Scores near +-f32::MAX in one softmax: their difference is infinite, the weights are 1 and 0.
+    // The difference of scores near +f32::MAX and -f32::MAX is infinite, so the weights are 1 and 0.
     let shape = AttentionShape::new(1, 1, 1, 1, DType::F32).unwrap().with_scale(1.0).unwrap();
     let query = Query::new(&shape, &[1.0]).unwrap();
     for kernel in Kernel::available() {

@@ -1,4 +1,8 @@
-//! Thousands of reads that are waited for, dropped, polled or given up: nothing leaks, nothing lands late.
+//! Thousands of reads that are waited for, dropped, polled or cancelled, on every driver.
+//!
+//! - No descriptor or buffer leaks.
+//! - No late completion overwrites a buffer that is in use again.
+//! - Device threads are shared and pinned as the options ask.
 
 use std::future::Future;
 use std::os::unix::fs::DirBuilderExt;
@@ -16,7 +20,7 @@ const DIM: usize = 128;
 const GROUP: usize = 8;
 const GROUPS: u64 = 2048;
 
-/// Every element of a group is its number, so that bytes of another group show.
+/// Writes a sequence in which every element of a group is its number, so that bytes of another group are noticed.
 fn filled(store: &Store) -> Sequence {
     filled_with(store, 1)
 }
@@ -44,7 +48,7 @@ fn check(batch: &ReadBatch, chosen: &[u64]) {
     }
 }
 
-/// One test at a time: one of them counts the process's descriptors.
+/// Lets one test run at a time, because one of them counts the descriptors of the process.
 fn alone() -> std::sync::MutexGuard<'static, ()> {
     static ALONE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -124,7 +128,7 @@ fn churn(store: &Store, sequence: &Sequence, seed: u64, batches: u64) -> [u64; 5
                 }
             }
             _ => {
-                // Polled once, then dropped wherever it is.
+                // The ticket is polled once, then dropped.
                 let mut ticket = pin!(store.read(&[&view]).unwrap());
                 let _ = ticket.as_mut().poll(&mut Context::from_waker(Waker::noop()));
                 None
@@ -136,7 +140,7 @@ fn churn(store: &Store, sequence: &Sequence, seed: u64, batches: u64) -> [u64; 5
                 kept.push((batch, chosen));
             }
         }
-        // Buffers that are held while given-up reads end must keep their bytes.
+        // Buffers that are held while cancelled reads complete must keep their bytes.
         if kept.len() > 12 {
             kept.drain(..).for_each(|(batch, chosen)| check(&batch, &chosen));
         }
@@ -149,7 +153,7 @@ fn options(dir: &Path) -> StoreOptions {
     Store::options().device(dir).memory_limit(ByteSize::mib(24))
 }
 
-/// Every driver of this build.
+/// Returns every driver of this build.
 fn drivers() -> Vec<DriverChoice> {
     vec![
         DriverChoice::Auto,
@@ -162,23 +166,23 @@ fn drivers() -> Vec<DriverChoice> {
 }
 
 #[test]
-fn ten_thousand_batches_dropped_and_given_up_leak_nothing() {
+fn ten_thousand_batches_dropped_and_cancelled_leak_nothing() {
     drivers().into_iter().for_each(|driver| batches_leak_nothing(driver, 1, 1, None));
 }
 
-/// With two copies of everything, reads that are late are tried elsewhere, whatever becomes of their batch.
+/// With two copies of everything, late reads are hedged even if their batch is dropped.
 #[test]
-fn ten_thousand_batches_of_copies_dropped_and_given_up_leak_nothing() {
+fn ten_thousand_batches_of_copies_dropped_and_cancelled_leak_nothing() {
     drivers().into_iter().for_each(|driver| batches_leak_nothing(driver, 2, 2, None));
 }
 
 /// One thread serves all devices.
 #[test]
-fn ten_thousand_batches_of_one_thread_dropped_and_given_up_leak_nothing() {
+fn ten_thousand_batches_of_one_thread_dropped_and_cancelled_leak_nothing() {
     drivers().into_iter().for_each(|driver| batches_leak_nothing(driver, 2, 4, Some(1)));
 }
 
-/// Batches of a test, fewer or more where STRATAKV_TEST_BATCHES says so.
+/// Returns the number of batches of a test, which STRATAKV_TEST_BATCHES can set.
 fn batches() -> u64 {
     std::env::var("STRATAKV_TEST_BATCHES").ok().and_then(|text| text.parse().ok()).unwrap_or(10_000)
 }
@@ -197,9 +201,9 @@ fn batches_leak_nothing(driver: DriverChoice, copies: u8, devices: u8, threads: 
     };
     let store = options().open().unwrap();
     let sequence = filled_with(&store, copies);
-    // Every file is open.
+    // These reads open every file.
     (0..10).for_each(|_| check_all(&store, &sequence));
-    // Rings, registered files and slabs are all there after the first rounds.
+    // The first rounds create all rings, registered files and slabs.
     churn(&store, &sequence, 1, 200);
     let before = descriptors();
     let seen = std::thread::scope(|scope| {
@@ -208,12 +212,12 @@ fn batches_leak_nothing(driver: DriverChoice, copies: u8, devices: u8, threads: 
         threads.map(|thread| thread.join().unwrap())
     });
     assert!(seen.iter().flatten().all(|count| *count > batches() / 20), "{seen:?}");
-    // The two threads' lanes stay until they are needed.
+    // The lanes of the two threads remain open.
     let most = before + 4 * usize::from(devices);
     assert!(descriptors() <= most, "{driver:?}: {} descriptors, before {before}", descriptors());
     check_all(&store, &sequence);
     drop(sequence);
-    // What was given up holds its directories until it has ended.
+    // Cancelled reads hold their directories until they complete.
     let until = Instant::now() + Duration::from_secs(20);
     match store.close() {
         Ok(()) => {}
@@ -228,7 +232,7 @@ fn batches_leak_nothing(driver: DriverChoice, copies: u8, devices: u8, threads: 
     store.close().unwrap();
 }
 
-/// Buffers are all back: a read of nearly all memory fits, and is right.
+/// Checks that all buffers are free: a read of nearly all memory fits and is right.
 fn check_all(store: &Store, sequence: &Sequence) {
     let all: Vec<u64> = (0..GROUPS).collect();
     let view = sequence.select(0, SelectRequest::groups(&all)).unwrap();
@@ -236,7 +240,7 @@ fn check_all(store: &Store, sequence: &Sequence) {
     check(&batch, &all);
 }
 
-/// What the kernel says of the threads of this process that serve devices.
+/// Returns the kernel's status of the threads of this process that serve devices.
 fn device_threads() -> Vec<String> {
     let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten().map(|task| task.path());
     let statuses = tasks.map(|task| std::fs::read_to_string(task.join("status")).unwrap_or_default());
@@ -254,7 +258,7 @@ fn devices_share_as_many_threads_as_there_may_be() {
             options.device(own)
         })
     };
-    // A thread that has ended is listed for a moment more.
+    // The kernel lists a thread for a moment after its end.
     let devices = |wanted: usize| {
         let now = || device_threads().iter().filter(|status| is_of_a_device(status)).count();
         let polled = (0..3000).map(|turn| {
@@ -281,7 +285,7 @@ fn devices_share_as_many_threads_as_there_may_be() {
     assert_eq!(refused.kind(), ErrorKind::Configuration);
 }
 
-/// Whether a thread is named after a device.
+/// Returns whether a thread is named after a device.
 fn is_of_a_device(status: &str) -> bool {
     let name = status.lines().next().and_then(|line| line.strip_prefix("Name:\tstratakv-"));
     name.is_some_and(|name| name.parse::<u16>().is_ok())
@@ -320,7 +324,7 @@ fn device_threads_stay_on_their_cpus() {
         })
     };
     assert!(is_pinned(0), "the device's thread is not on CPU 0 alone");
-    // One that joins later is kept there, too.
+    // The thread of a device that joins later is pinned too.
     let other = tempfile::tempdir().unwrap();
     let joined = store.add_device(other.path()).unwrap();
     assert!(is_pinned(joined), "the thread of the device that joined is not on CPU 0 alone");
@@ -348,7 +352,8 @@ fn waiting_at_a_device_is_measured() {
     assert!(after.demand_queue_us < 60_000_000, "microseconds, not something else: {}", after.demand_queue_us);
 }
 
-/// Past the test runner, which keeps what tests print that pass.
+/// Prints what a test left out. Writes to the standard error itself, because the test runner hides what passing tests
+/// print.
 fn skipped(why: impl std::fmt::Display) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "skipped: {why}");

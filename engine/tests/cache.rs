@@ -1,4 +1,8 @@
-//! Resident blocks: fewer bytes read, the same bits attended, never a block of another time.
+//! The block cache.
+//!
+//! - Resident blocks save reads and change no bit of attention, under every policy.
+//! - A truncation, or a new sequence in recycled space, never hits old blocks.
+//! - The capacity is part of the memory limit.
 
 use proptest::prelude::*;
 use std::path::Path;
@@ -23,7 +27,7 @@ fn layout() -> KvLayout {
     layout.group_tokens(GROUP as u16).build().unwrap()
 }
 
-/// Tokens whose keys and values tell `seed` apart.
+/// Appends tokens whose keys and values depend on `seed`.
 fn append(sequence: &mut Sequence, tokens: usize, seed: u64) {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut element = || {
@@ -44,7 +48,7 @@ fn query() -> Vec<f32> {
     (0..4 * DIM).map(|i| (i % 17) as f32 / 20.0 - 0.4).collect()
 }
 
-/// Attention over a view, as bits, and the bytes of the blocks that devices brought for it.
+/// Returns the bits of attention over a selection, and the bytes of the blocks that were read from devices for it.
 fn attended(store: &Store, view: &Selection) -> (Vec<u32>, u64) {
     let ticket = store.read(&[view]).unwrap();
     let bytes = ticket.selected_bytes();
@@ -58,7 +62,10 @@ proptest! {
 
     #[test]
     fn what_is_resident_changes_no_bit(
-        selections in prop::collection::vec((0_usize..2, prop::collection::btree_set(0_u64..120, 1..60), 0_usize..8), 4..24),
+        selections in prop::collection::vec(
+            (0_usize..2, prop::collection::btree_set(0_u64..120, 1..60), 0_usize..8),
+            4..24,
+        ),
         policy in 0_usize..4,
     ) {
         let dir = tempfile::tempdir().unwrap();
@@ -66,7 +73,7 @@ proptest! {
         let store = options(dir.path()).open().unwrap();
         let mut cached = store.create_sequence(&layout(), CreateOptions::new().key("cached")).unwrap();
         let mut plain = store.create_sequence(&layout(), CreateOptions::new().key("plain")).unwrap();
-        // 240 groups of 4 KiB in two layers: less than half fits.
+        // Two layers have 240 groups of 4 KiB, of which less than half fit.
         for sequence in [&mut cached, &mut plain] {
             append(sequence, 120 * GROUP, 1);
             sequence.commit(Durability::Lazy).unwrap();
@@ -75,7 +82,7 @@ proptest! {
         let mut seed = 1;
         for (layer, groups, action) in selections {
             if action == 0 {
-                // Cut inside a group and grown again, with other tokens in the same places.
+                // A truncation inside a group, then other tokens at the same places.
                 seed += 1;
                 for sequence in [&mut cached, &mut plain] {
                     sequence.truncate(50 * GROUP as u64 + 1).unwrap();
@@ -189,7 +196,7 @@ fn blocks_of_several_sizes_share_a_cache() {
         }
         let status = store.status().cache.unwrap();
         assert!(status.resident_bytes <= status.capacity_bytes);
-        // It never gets stuck: blocks go on coming in.
+        // The cache keeps admitting blocks.
         assert!(status.admitted > last, "{status:?}");
         last = status.admitted;
     }
@@ -214,7 +221,7 @@ fn a_reader_beside_the_writer_begins_no_step_of_its_own() {
     }
     let before = store.status().cache.unwrap();
     assert_eq!((before.admitted, before.evicted), (400, 0));
-    // What was asked for in every step does not go for what is asked for once, by somebody who has just come.
+    // Blocks that every step uses are not evicted for blocks that a new reader uses once.
     let late = writer.reader().unwrap();
     attended(&store, &late.select(0, SelectRequest::groups(&(400..500).collect::<Vec<u64>>())).unwrap());
     let after = store.status().cache.unwrap();
@@ -222,14 +229,14 @@ fn a_reader_beside_the_writer_begins_no_step_of_its_own() {
     assert!(after.refused > 0, "{after:?}");
 }
 
-/// LeoAM's residency: what is asked for at every step is dearest, so that dense first layers stay, beside what is often
-/// chosen of the others; whatever the others read in between.
+/// LeoAM's residency: blocks that every step uses have the highest value. Dense first layers therefore stay resident,
+/// with the often selected blocks of other layers, whatever those read in between.
 #[test]
 fn dense_first_layers_stay_where_they_fit() {
     const LAYERS: u16 = 4;
     const GROUPS: u64 = 300;
     let dir = tempfile::tempdir().unwrap();
-    // The dense layer takes 1.2 MiB of it; a step asks for 2.3 MiB in all.
+    // The dense layer takes 1.2 MiB of the cache. A step uses 2.3 MiB in all.
     let cache = CacheOptions::new(ByteSize::mib(2)).policy(COST);
     let store = options(dir.path()).cache(cache).open().unwrap();
     let layout = KvLayout::builder().layers(LAYERS).kv_heads(HEADS as u16).head_dim(DIM as u16);

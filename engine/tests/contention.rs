@@ -1,4 +1,4 @@
-//! Handles, keys and memory under contention: what must never tear the store.
+//! Contention for handles, keys and memory. It must neither damage the store nor block it.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
@@ -8,7 +8,7 @@ use stratakv::{
     StoreOptions, StoredSummary, TensorView,
 };
 
-/// Each test on one device, and on three that one thread serves.
+/// Makes two tests of each function: on one device, and on three devices that one thread serves.
 macro_rules! on_devices {
     ($($name:ident),+ $(,)?) => {
         mod one_device {
@@ -21,7 +21,7 @@ macro_rules! on_devices {
 }
 
 on_devices!(
-    a_key_taken_by_a_lazy_commit_under_way_is_taken,
+    a_key_of_a_lazy_commit_in_progress_is_taken,
     a_sequence_that_is_being_deleted_is_not_opened_again,
     commits_larger_than_a_fresh_manifest_get_room,
     idle_buffers_make_room_for_sequences,
@@ -49,7 +49,7 @@ fn append(sequence: &mut Sequence, layer: usize, tokens: usize) {
     sequence.append(layer, view, view).unwrap();
 }
 
-fn a_key_taken_by_a_lazy_commit_under_way_is_taken(devices: usize) {
+fn a_key_of_a_lazy_commit_in_progress_is_taken(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path(), devices).lazy_delay(Duration::from_millis(1)).open().unwrap();
     for round in 0..60_u32 {
@@ -58,7 +58,7 @@ fn a_key_taken_by_a_lazy_commit_under_way_is_taken(devices: usize) {
         append(&mut first, 0, 5);
         first.commit(Durability::Lazy).unwrap();
         drop(first);
-        // Now and then the commit of the first is under way: taken from the queue, not in the tables yet.
+        // Sometimes the commit of the first sequence has left the queue but is not in the tables yet.
         std::thread::sleep(Duration::from_micros(u64::from(round) * 60));
         let again = store.create_sequence(&layout(1), CreateOptions::new().key(&key));
         assert_eq!(again.err().map(|e| e.kind()), Some(ErrorKind::AlreadyExists), "round {round}");
@@ -96,7 +96,7 @@ fn a_sequence_that_is_being_deleted_is_not_opened_again(devices: usize) {
 fn commits_larger_than_a_fresh_manifest_get_room(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path(), devices).lazy_delay(Duration::from_secs(600)).open().unwrap();
-    // Every creation carries its layout.
+    // Every creation record contains the layout.
     let layout = KvLayout::builder().layers(400).kv_heads(1).head_dim(2).group_tokens(1).build().unwrap();
     for index in 0..3000 {
         let mut sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
@@ -115,7 +115,7 @@ fn idle_buffers_make_room_for_sequences(devices: usize) {
     append(&mut sequence, 0, 40_000);
     sequence.commit(Durability::Sync).unwrap();
     let view = sequence.select(0, SelectRequest::all()).unwrap();
-    // 5 MB of buffers stay with the arena as idle slabs.
+    // The arena keeps 5 MB of buffers as idle slabs.
     drop(store.read(&[&view]).unwrap().wait().unwrap());
     assert!(store.status().memory.used_bytes > 6 << 20, "{:?}", store.status().memory);
     let wide = KvLayout::builder().layers(40).kv_heads(8).head_dim(128).group_tokens(16).build().unwrap();
@@ -132,12 +132,12 @@ fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait(devices: usiz
     append(&mut sequence, 0, 80_000);
     sequence.commit(Durability::Sync).unwrap();
     let view = sequence.select(0, SelectRequest::all()).unwrap();
-    // 10.2 MB: less than memory_limit, more than what the tails of another sequence leave.
+    // The read needs 10.2 MB: less than `memory_limit`, but more than the tails of another sequence leave.
     let wide = KvLayout::builder().layers(40).kv_heads(8).head_dim(128).group_tokens(16).build().unwrap();
     let _other = store.create_sequence(&wide, CreateOptions::new()).unwrap();
     let read = || store.read(&[&view]).and_then(|ticket| ticket.wait());
     assert_eq!(read().err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
-    // Buffers that somebody holds and gives back later would not be enough.
+    // Even the buffers that another read holds would not suffice.
     let few = sequence.select(0, SelectRequest::groups(&[1, 2, 3])).unwrap();
     let held = store.read(&[&few]).unwrap().wait().unwrap();
     assert_eq!(read().err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
@@ -156,7 +156,7 @@ fn commits_need_no_memory_that_reads_hold(devices: usize) {
     let one = sequence.select(0, SelectRequest::groups(&groups[..1])).unwrap();
     let mut held = Vec::new();
     for view in [&view, &one] {
-        // One that is late may have met a busy disk: several say that there is no memory left.
+        // One late commit may be due to a busy disk. Only several of them show a lack of memory.
         let mut late = 0;
         while late < 5 {
             let soon = std::time::Instant::now() + Duration::from_millis(100);

@@ -1,4 +1,5 @@
-//! Blocks that several views of one read have in common, as forks of one prompt have: read once, the same for all.
+//! Blocks that several selections of one read share, as forks of one prompt do. They are read once and are the same for
+//! all.
 
 use std::future::Future;
 use std::path::Path;
@@ -22,7 +23,7 @@ fn options(dir: &Path) -> StoreOptions {
     options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(128))
 }
 
-/// Every element of a group is its number, of values its negative.
+/// Writes a sequence in which every key element of a group is its number, and every value element its negative.
 fn filled(store: &Store) -> Sequence {
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
     let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new().key("s")).unwrap();
@@ -37,7 +38,7 @@ fn filled(store: &Store) -> Sequence {
     store.open_sequence("s", OpenSequence::new()).unwrap()
 }
 
-/// The sequence and forks of it.
+/// Returns a sequence and forks of it.
 fn family(store: &Store) -> Vec<Sequence> {
     let mut first = filled(store);
     let forks: Vec<Sequence> = (0..3).map(|_| first.fork().unwrap()).collect();
@@ -86,13 +87,13 @@ fn a_block_of_several_views_is_read_once() {
         }
     };
     all_right(&batch);
-    // The same view twice.
+    // The same selection twice counts twice but is read once.
     let ticket = store.read(&[&views[1], &views[1]]).unwrap();
     assert_eq!(ticket.selected_bytes(), 60 * 2 * PLANE as u64);
     let batch = ticket.wait().unwrap();
     (0..2).for_each(|at| check(&batch, at, &groups(1)));
 
-    // Attention to the views as they come, the last first.
+    // Attention may start with any selection, here with the last.
     let query = vec![0.01; HEADS * DIM];
     let alone = |view: &Selection| {
         let mut out = vec![0.0; HEADS * DIM];

@@ -1,11 +1,11 @@
-//! Buffers in huge pages that the operator reserved. Where there are none, and this process may not reserve any, the
-//! test says so.
+//! Buffers in huge pages that the operator reserved. The test prints that it is skipped if there are none and this
+//! process may not reserve any.
 
 use std::os::unix::fs::DirBuilderExt;
 use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, SelectRequest, Store, TensorView};
 
 const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
-/// Slabs of the store, and some for whoever else wants them meanwhile.
+/// The slabs of the store, and some for other processes.
 const WANTED: u64 = 16 + 8;
 
 fn number(path: &str) -> Option<u64> {
@@ -21,7 +21,7 @@ fn free() -> u64 {
     if field("Hugepagesize:") == Some(2048) { field("HugePages_Free:").unwrap_or(0) } else { 0 }
 }
 
-/// As many reserved pages as there were, at the end.
+/// Restores the number of reserved pages when dropped.
 struct PutBack(u64);
 
 impl Drop for PutBack {
@@ -73,7 +73,7 @@ fn reserved_huge_pages_are_used() {
     assert!(free() < there, "{} of {there} are free", free());
     drop((batch, view, sequence));
     store.close().unwrap();
-    // Every page is back, once the kernel has taken down the rings that had them registered.
+    // All pages are free again once the kernel has closed the rings that registered them.
     let until = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while free() != there {
         assert!(std::time::Instant::now() < until, "{} of {there} are free", free());
@@ -82,7 +82,8 @@ fn reserved_huge_pages_are_used() {
     drop(put_back);
 }
 
-/// Past the test runner, which keeps what tests print that pass.
+/// Prints what a test left out. Writes to the standard error itself, because the test runner hides what passing tests
+/// print.
 fn skipped(why: impl std::fmt::Display) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "skipped: {why}");

@@ -1,5 +1,5 @@
-//! Selectors where the simple cases end: groups that are chosen anyway, arguments that are wrong, memory that is
-//! shared, given back and counted.
+//! Special cases of selectors: groups that are always selected, wrong arguments, and memory that is shared, freed and
+//! accounted for.
 
 use half::f16;
 use std::path::Path;
@@ -25,7 +25,7 @@ fn layout(kv_heads: u16, key_dim: u16) -> KvLayout {
     KvLayout::builder().layers(1).kv_heads(kv_heads).head_dim(key_dim).group_tokens(GROUP as u16).build().unwrap()
 }
 
-/// Groups whose keys are all the same numbers each: `level` of the group.
+/// Appends groups. All key elements of a group are `level(group)`.
 fn append_levels(sequence: &mut Sequence, groups: std::ops::Range<usize>, level: impl Fn(usize) -> f32) {
     for group in groups {
         let rows = vec![f16::from_f32(level(group)).to_f32(); GROUP * DIM];
@@ -45,7 +45,7 @@ fn groups(sequence: &Sequence, id: SelectorId, options: SelectOptions) -> Vec<u6
 }
 
 #[test]
-fn groups_chosen_anyway_do_not_use_up_what_is_left() {
+fn groups_that_are_always_selected_do_not_use_up_the_budget() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
@@ -57,7 +57,7 @@ fn groups_chosen_anyway_do_not_use_up_what_is_left() {
     append_levels(&mut sequence, 0..100, level);
     let flat = sequence.attach(Arc::new(Quest)).unwrap();
     let recent = SelectOptions::new(Budget::tokens(10 * GROUP)).recent(5 * GROUP);
-    // Five places for sinks of which three rank, the others for whoever is best.
+    // Two of the nine groups are sinks and two are recent. The other five are the best of the rest.
     let sinks = SelectOptions::new(Budget::tokens(9 * GROUP)).sinks(2 * GROUP).recent(2 * GROUP);
     let expected: Vec<u64> = (50..55).chain(95..100).collect();
     assert_eq!(groups(&sequence, flat, recent), expected);
@@ -71,7 +71,7 @@ fn groups_chosen_anyway_do_not_use_up_what_is_left() {
 }
 
 #[test]
-fn a_scale_that_is_none_is_refused() {
+fn a_scale_that_is_not_positive_and_finite_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
@@ -111,7 +111,7 @@ fn a_selector_of_another_sequence_is_refused() {
 }
 
 #[test]
-fn a_selector_that_is_taken_away_leaves_the_others_and_no_memory() {
+fn a_detached_selector_leaves_the_others_and_no_memory() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
@@ -130,7 +130,7 @@ fn a_selector_that_is_taken_away_leaves_the_others_and_no_memory() {
         assert_eq!(outcome.unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
     assert_eq!([groups(&sequence, quest, options), groups(&sequence, leoam, options)], expected);
-    // One that shares its summaries keeps them.
+    // Another selector that shares the summaries keeps them.
     sequence.detach(quest).unwrap();
     append_levels(&mut sequence, 100..120, level);
     sequence.truncate(100 * GROUP as u64).unwrap();
@@ -152,7 +152,7 @@ fn combining_takes_any_shape() {
         aggregate(&mut [1.0; 16], (8, 8), 0, form, 1.0, &mut scores);
         aggregate(&mut [], (8, 8), 1, form, 1.0, &mut scores);
     }
-    // Ten lanes, of which the last two lie behind a multiple of eight.
+    // Ten lanes, so that two lanes remain after a multiple of eight.
     let mut units: Vec<f32> = [[0.0; 8].as_slice(), &[1.0, 2.0], &[0.0; 8], &[3.0, 4.0]].concat();
     let mut scores = [0.0; 2];
     aggregate(&mut units, (10, 10), 1, HeadAggregation::Sum, 1.0, &mut scores);
@@ -194,13 +194,13 @@ fn an_adapter_is_in_the_account_once() {
         let more = summaries(&store) - before;
         assert!((512 << 10..600 << 10).contains(&more), "{} sequences: {more} bytes", sequences.len());
     }
-    // Another of the same numbers takes memory of its own.
+    // Another adapter of the same numbers takes memory of its own.
     let mut sequence = create();
     sequence.attach(Arc::new(KvSwap::new(wide()))).unwrap();
     assert!(summaries(&store) - before >= 1 << 20);
     drop((sequence, sequences));
     assert_eq!(summaries(&store), before);
-    // And one for which there is no room is refused.
+    // An adapter for which the memory does not suffice is refused.
     let many = (0..70).map(|_| wide()).collect::<Vec<_>>();
     let mut sequences = Vec::new();
     let error = many.into_iter().find_map(|adapter| {

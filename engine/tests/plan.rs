@@ -1,4 +1,4 @@
-//! What a read asks of the devices: every selected block once, little else, and exactly what its ticket says.
+//! The requests of a read: every selected block once, little else, and exactly the bytes that its ticket reports.
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -8,14 +8,14 @@ use stratakv::{
 
 const HEADS: usize = 2;
 const GROUPS: u64 = 600;
-/// The last groups may be in memory, where commits of few tokens gather.
+/// The groups that are on devices. Later groups may be in memory, because commits of few tokens gather there.
 const ON_DEVICES: u64 = GROUPS - 64;
 const PAGE: u64 = 4096;
 /// Group tokens and head dimension: blocks of 1, 4 and 24 KiB.
 const GEOMETRIES: [(usize, usize); 3] = [(4, 32), (8, 64), (24, 128)];
 
-/// A sequence of one layer, committed at the given groups, whose elements are the numbers of their groups; opened
-/// again, so that all of it is on devices.
+/// Writes a sequence of one layer with commits at the given groups. Each element is the number of its group. The
+/// sequence is opened again, so that all of it is on devices.
 fn filled(store: &Store, geometry: (usize, usize), commits: &BTreeSet<u64>) -> Sequence {
     let (group, dim) = geometry;
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(dim as u16).group_tokens(group as u16);
@@ -33,7 +33,7 @@ fn filled(store: &Store, geometry: (usize, usize), commits: &BTreeSet<u64>) -> S
     store.open_sequence("s", OpenSequence::new()).unwrap()
 }
 
-/// Requests and bytes read, and the widest gap that is worth reading.
+/// Returns the requests and bytes read so far, and the widest gap that the planner reads over.
 fn read_so_far(store: &Store) -> (u64, u64, u64) {
     store.status().devices.iter().fold((0, 0, 0), |(requests, bytes, gap), device| {
         let counters = &device.counters;
@@ -66,19 +66,20 @@ proptest! {
         let store = options.frame_bytes(ByteSize::kib(512)).open().unwrap();
         let sequence = filled(&store, GEOMETRIES[geometry], &commits);
         for (mut groups, first, run) in selections {
-            // Some scattered, some side by side.
+            // Some groups are scattered, some are adjacent.
             groups.extend(first..(first + run).min(ON_DEVICES));
             let groups: Vec<u64> = groups.into_iter().collect();
             let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
             let before = read_so_far(&store);
             let ticket = store.read(&[&view]).unwrap();
-            let (requests, bytes, selected) = (ticket.requests() as u64, ticket.device_bytes(), ticket.selected_bytes());
+            let requests = ticket.requests() as u64;
+            let (bytes, selected) = (ticket.device_bytes(), ticket.selected_bytes());
             let batch = ticket.wait().unwrap();
             let after = read_so_far(&store);
             prop_assert_eq!((after.0 - before.0, after.1 - before.1), (requests, bytes), "read, and announced");
             prop_assert_eq!(selected, groups.len() as u64 * block, "each block once");
             prop_assert!(requests <= groups.len() as u64, "{} requests for {} blocks", requests, groups.len());
-            // A page of rounding on either side of each request, and gaps that cost less than a request.
+            // Each request is rounded by a page on either side, and may include gaps that cost less than a request.
             let gaps = if narrow { 0 } else { groups.len() as u64 * before.2.max(after.2) };
             let most = selected + requests * 2 * PAGE + gaps;
             prop_assert!((selected..=most).contains(&bytes), "{} bytes for {}", bytes, selected);
@@ -92,7 +93,7 @@ proptest! {
                 }
             }
         }
-        // Neighbours are read together: no more requests than parts (256 KiB at most) and frames explain.
+        // Adjacent blocks share a request, up to parts of at most 256 KiB and the ends of frames.
         let all = sequence.select(0, SelectRequest::all()).unwrap();
         let ticket = store.read(&[&all]).unwrap();
         let requests = ticket.requests() as u64;

@@ -1,4 +1,4 @@
-//! Values read alone: half the bytes, checked by themselves, never mistaken for whole blocks.
+//! Values that are read without keys: half the bytes, with checksums of their own, never taken for whole blocks.
 
 use std::path::Path;
 use stratakv::{
@@ -9,7 +9,7 @@ use stratakv::{
 const HEADS: usize = 2;
 const DIM: usize = 128;
 const GROUP: usize = 8;
-/// A plane of f16: a page.
+/// The bytes of a plane in f16: one page.
 const PLANE: usize = HEADS * DIM * GROUP * 2;
 
 fn options(dir: &Path) -> StoreOptions {
@@ -195,7 +195,7 @@ fn layers_without_a_v_plane_refuse() {
 
 #[test]
 fn values_of_other_dims_and_small_blocks() {
-    // K of 24 and V of 40 elements: two planes of 384 and 640 bytes share a page with others.
+    // K has 24 and V has 40 elements. Their planes of 384 and 640 bytes share a page with others.
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(24).value_dim(40).group_tokens(4);

@@ -1,5 +1,9 @@
-//! Keys at a low rank, values read alone: the answers of full attention where nothing is lost, half the bytes, nothing
-//! forgotten when the sequence grows, is cut, or comes back.
+//! Low-rank keys in memory, with values read from the devices.
+//!
+//! - With enough rank, attention equals full attention. Reads have half the bytes.
+//! - New tokens are exact until the next reconstruction. Truncation keeps what is left.
+//! - Outliers are kept whole and are not read.
+//! - Layouts, ranks and memory limits that do not suit are refused without a change.
 
 use half::f16;
 use std::path::Path;
@@ -17,7 +21,7 @@ const WIDTH: usize = HEADS * DIM;
 const GROUP: usize = 8;
 /// A plane of f16.
 const PLANE: u64 = (WIDTH * GROUP * 2) as u64;
-/// Numbers per token that the keys have before rotation.
+/// The rank of the keys before rotation.
 const TRUE_RANK: usize = 12;
 
 fn options(dir: &Path) -> StoreOptions {
@@ -25,7 +29,7 @@ fn options(dir: &Path) -> StoreOptions {
     options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(256))
 }
 
-/// Both pairings, one of them of a part of each key.
+/// Returns rotations of both pairings, one of which rotates only a part of each key.
 fn ropes() -> [Rope; 2] {
     let llama3 = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 128.0 };
     [Rope::new(DIM as u16, 10_000.0), Rope::new(40, 500_000.0).interleaved().starting_at(8).scaled(llama3)]
@@ -33,7 +37,7 @@ fn ropes() -> [Rope; 2] {
 
 fn layout() -> KvLayout {
     let layers = ropes().map(|rope| LayerSpec::full(HEADS as u16, DIM as u16).rope(rope));
-    // Planes of whole pages or not: 2 KiB planes are read by halves of a page where the device can.
+    // Planes of 2 KiB are half a page, which devices with small sectors read alone.
     KvLayout::builder().layer_specs(layers).group_tokens(GROUP as u16).separate_planes(true).build().unwrap()
 }
 
@@ -48,7 +52,7 @@ fn noise(seed: usize, count: usize) -> Vec<f32> {
     (0..count).map(next).collect()
 }
 
-/// Turns a key as the models do, straight from the definition.
+/// Rotates a key as models do, by the definition.
 fn turned(rope: &Rope, position: usize, key: &mut [f32]) {
     let half = rope.dims() / 2;
     for pair in 0..half {
@@ -73,7 +77,7 @@ fn turned(rope: &Rope, position: usize, key: &mut [f32]) {
     }
 }
 
-/// Keys of a token: of [`TRUE_RANK`] before rotation; some tokens are unlike all others.
+/// Returns the keys of a token, of rank [`TRUE_RANK`] before rotation. Some tokens are outliers.
 fn key(layer: usize, token: usize) -> Vec<f32> {
     let basis = noise(layer, TRUE_RANK * WIDTH);
     let own = noise(1000 + layer * 100_000 + token, TRUE_RANK);
@@ -102,7 +106,7 @@ fn attended(store: &Store, view: &Selection, query: &[f32]) -> Vec<f32> {
     let batch = store.read(&[view]).unwrap().wait().unwrap();
     let mut out = vec![0.0; query.len()];
     attend(query, view, batch.get(0).unwrap(), &mut out).unwrap();
-    // Part by part as it arrives gives the same bits.
+    // Attention over parts as they arrive gives the same bits.
     let mut streamed = vec![0.0; query.len()];
     let mut ticket = store.read(&[view]).unwrap();
     ticket.attend(0, query, view, &AttendOptions::default(), &mut streamed).unwrap();
@@ -114,7 +118,7 @@ fn differs(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
-/// Everything of a layer with rebuilt keys, and how far attention is from that over all stored keys.
+/// Selects a whole layer with reconstructed keys. Also returns the error of its attention against the stored keys.
 fn error_of_all(store: &Store, sequence: &Sequence, layer: usize) -> (Selection, f32) {
     let query = query(layer);
     let full = attended(store, &sequence.select(layer, SelectRequest::all()).unwrap(), &query);
@@ -136,7 +140,7 @@ fn a_rank_that_is_not_low_is_full_attention() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let mut sequence = committed(&store, 515);
-    // The whole width, and what the keys really have: then the rotation is the right one.
+    // Both ranks lose nothing, the full width and the true rank. The true rank also shows that the rotation is right.
     for (rank, bound) in [(WIDTH, 1e-3), (TRUE_RANK, 1e-3)] {
         sequence.reconstruct_keys(&ReconstructOptions::default().rank(rank).outlier_share(0.0)).unwrap();
         for layer in 0..2 {
@@ -158,7 +162,7 @@ fn values_are_read_and_nothing_of_outliers() {
     let method = sequence.attach(Arc::new(ShadowKv::default())).unwrap();
     let before = store.status().memory.used_bytes;
     sequence.reconstruct_keys(&ReconstructOptions::default().rank(TRUE_RANK).outlier_share(0.03)).unwrap();
-    // Rows and basis of each layer, three blocks of outliers.
+    // Each layer keeps its rows, its basis and three outlier blocks.
     let kept = 2 * (800 * TRUE_RANK * 2 + TRUE_RANK * WIDTH * 4) as u64;
     assert!(sequence.rebuilt_bytes() >= kept + 2 * 3 * 2 * PLANE);
     assert_eq!(store.status().memory.used_bytes - before, sequence.rebuilt_bytes() as usize);
@@ -179,7 +183,7 @@ fn values_are_read_and_nothing_of_outliers() {
             ticket.wait().map(|_| bytes).unwrap()
         });
         assert_eq!(whole_bytes, 2 * PLANE * 25 + 25 * (4096 - PLANE), "padding between the planes included");
-        // The outliers of the selection are the outliers that are kept.
+        // Outliers of the selection are not read, because they are kept in memory.
         let outliers = 25 - bytes / PLANE;
         assert!(bytes.is_multiple_of(PLANE) && (1..=3).contains(&outliers), "{bytes} bytes");
         let counted = || store.status().devices.iter().map(|d| d.counters.read_bytes).sum::<u64>();
@@ -200,7 +204,7 @@ fn new_tokens_are_exact_until_the_next_rebuild() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let mut sequence = committed(&store, 400);
-    // Three numbers per token: what comes from them is told apart from what is exact.
+    // Rank 3 is too low, so reconstructed keys differ visibly from exact ones.
     let low = ReconstructOptions::default().rank(3).outlier_share(0.0).exact_tokens(64);
     sequence.reconstruct_keys(&low).unwrap();
     append(&mut sequence, 400..560);
@@ -216,7 +220,8 @@ fn new_tokens_are_exact_until_the_next_rebuild() {
     assert_eq!(exact(&sequence, &[50, 55, 57]), (0.0, 3 * PLANE), "kept exact");
     assert_eq!(exact(&sequence, &[58, 60, 69]), (0.0, 3 * block), "no room for them: read with the values");
     assert!(exact(&sequence, &[11, 51, 61]).0 > 1e-4);
-    // Cut into what is kept, and further, and grown again.
+    // The first truncation is inside the new tokens, the second inside the reconstructed ones. The sequence grows after
+    // each.
     for cut in [420, 203] {
         sequence.truncate(cut as u64).unwrap();
         append(&mut sequence, cut..600);
@@ -247,11 +252,11 @@ fn a_view_outlives_what_it_was_made_from() {
     append(&mut sequence, 17..40);
     assert_eq!(attended(&store, &view, &query(0)), out);
     drop(view);
-    assert!(store.status().memory.used_bytes < held, "the account goes with the view");
+    assert!(store.status().memory.used_bytes < held, "the memory is freed with the selection");
 }
 
 #[test]
-fn it_is_made_anew_after_the_store_was_opened() {
+fn keys_are_reconstructed_again_after_an_open() {
     let dir = tempfile::tempdir().unwrap();
     let select = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
     let rebuild = ReconstructOptions::default().rank(TRUE_RANK);
@@ -268,7 +273,7 @@ fn it_is_made_anew_after_the_store_was_opened() {
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
         assert!(refused.to_string().contains("reconstruct_keys"), "{refused}");
         sequence.reconstruct_keys(&rebuild).unwrap();
-        // Twice: from the device, then from what is resident.
+        // The first read is from the device, the second from resident blocks.
         for _ in 0..2 {
             let view = sequence.select(1, SelectRequest::query(&query(1)).options(select)).unwrap();
             seen.push(attended(&store, &view, &query(1)));
@@ -311,7 +316,7 @@ fn layouts_and_ranks_that_do_not_suit_are_refused() {
     for wrong in [Rope::new(66, 1e4), Rope::new(7, 1e4), Rope::new(64, 1e4).starting_at(2), Rope::new(64, 1.0)] {
         assert_eq!(plain.clone().rope(wrong).build().unwrap_err().kind(), ErrorKind::InvalidArgument);
     }
-    // Another rotation is another layout.
+    // A layout with another rotation is another layout.
     let mut sequence = store.create_sequence(&good, CreateOptions::new().key("b")).unwrap();
     sequence.reconstruct_keys(&default).unwrap();
     append(&mut sequence, 0..20);
@@ -326,7 +331,7 @@ fn layouts_and_ranks_that_do_not_suit_are_refused() {
 }
 
 #[test]
-fn memory_that_is_not_there_is_an_error_and_all_is_as_it_was() {
+fn missing_memory_is_an_error_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let small = Store::options().device(dir.path()).memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::mib(4));
     let store = small.frame_bytes(ByteSize::kib(128)).open().unwrap();
@@ -336,7 +341,7 @@ fn memory_that_is_not_there_is_an_error_and_all_is_as_it_was() {
     let view = TensorView::token_major(&rows, 256, 8, 128);
     sequence.append(0, view, view).unwrap();
     let before = store.status().memory.used_bytes;
-    // Three matrices of 1024 x 1024 alone are 12 MiB.
+    // Three matrices of 1024 x 1024 alone have 12 MiB.
     let error = sequence.reconstruct_keys(&ReconstructOptions::default()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
     assert_eq!(store.status().memory.used_bytes, before);

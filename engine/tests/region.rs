@@ -1,4 +1,4 @@
-//! Reads into memory of the embedder.
+//! Reads into memory that the embedder owns.
 
 use std::any::Any;
 use std::future::Future;
@@ -15,14 +15,14 @@ use stratakv::{
 const HEADS: usize = 2;
 const DIM: usize = 64;
 const GROUP: usize = 8;
-/// Two planes of `[heads, group, dim]` in f16.
+/// The bytes of a block: two planes of `[heads, group, dim]` in f16.
 const BLOCK: usize = 2 * HEADS * GROUP * DIM * 2;
 const GROUPS: usize = 1600;
 
-/// Mapped memory, as a runtime would have it pinned.
+/// Memory of the embedder, as a runtime would pin it.
 struct Pinned(NonNull<u8>, usize);
 
-// SAFETY: plain memory, which only its drop touches.
+// SAFETY: the pointer is to plain memory that this value owns.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -35,7 +35,7 @@ impl Pinned {
     }
 
     fn bytes(&self) -> &[u8] {
-        // SAFETY: allocated and initialised; the test looks only while no read is under way.
+        // SAFETY: the memory is allocated and initialised, and the test reads it only while no read is in flight.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), self.1) }
     }
 
@@ -55,12 +55,12 @@ impl Drop for Pinned {
 fn region(slabs: usize) -> (ReadRegion, Arc<Pinned>) {
     let memory = Arc::new(Pinned::new(slabs * ReadRegion::SLAB_BYTES));
     let owner = Arc::clone(&memory) as Arc<dyn Any + Send + Sync>;
-    // SAFETY: the owner keeps the memory, and the test writes it only while no batch or read is in it.
+    // SAFETY: the owner keeps the memory alive, and the test writes it only while no batch or read uses it.
     (unsafe { ReadRegion::from_raw(memory.0, memory.1, owner) }.unwrap(), memory)
 }
 
 fn filled(dir: &std::path::Path, driver: DriverChoice) -> (Store, Sequence) {
-    // What a read takes must not depend on how slow the device is found to be.
+    // The gap limit is fixed, so that the measured speed of the device does not change the size of reads.
     let options = Store::options().device(dir).memory_limit(ByteSize::mib(48)).driver(driver).gap_limit(ByteSize(0));
     let store = options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(256)).open().unwrap();
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
@@ -80,7 +80,7 @@ fn some(sequence: &Sequence, seed: usize, count: usize) -> Selection {
     sequence.select(0, SelectRequest::groups(&groups)).unwrap()
 }
 
-fn blocks_lie_in_the_region(driver: DriverChoice) {
+fn blocks_are_in_the_region(driver: DriverChoice) {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), driver);
     let (region, memory) = region(2);
@@ -105,7 +105,7 @@ fn blocks_lie_in_the_region(driver: DriverChoice) {
         assert_eq!(region.in_use(), 0);
         memory.poison();
     }
-    // Given up under way: what is still in flight holds its pages, and what came back stays as it was poisoned.
+    // Reads are cancelled in flight. Reads that are still in flight hold their pages, and free pages stay poisoned.
     for seed in 0..200 {
         drop(store.read_into(&[&some(&sequence, seed, 60)], &region).unwrap());
         while region.in_use() > 0 {
@@ -118,13 +118,13 @@ fn blocks_lie_in_the_region(driver: DriverChoice) {
 }
 
 #[test]
-fn blocks_lie_in_the_region_with_io_uring() {
-    blocks_lie_in_the_region(DriverChoice::Auto);
+fn blocks_are_in_the_region_with_io_uring() {
+    blocks_are_in_the_region(DriverChoice::Auto);
 }
 
 #[test]
-fn blocks_lie_in_the_region_with_threads() {
-    blocks_lie_in_the_region(DriverChoice::Posix);
+fn blocks_are_in_the_region_with_threads() {
+    blocks_are_in_the_region(DriverChoice::Posix);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn a_region_that_is_full_is_waited_for_and_one_that_is_too_small_refused() {
     let refused = store.read_into(&[&large], &region).map(|_| ()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::MemoryLimit);
     assert!(refused.to_string().contains("the region"), "{refused}");
-    // Three quarters of the region each.
+    // Each read takes three quarters of the region.
     let half = |seed| some(&sequence, seed, 3 * ReadRegion::SLAB_BYTES / 4 / BLOCK);
     let first = store.read_into(&[&half(1)], &region).unwrap().wait().unwrap();
     let second = store.read_into(&[&half(2)], &region).unwrap();
@@ -150,7 +150,7 @@ fn a_region_that_is_full_is_waited_for_and_one_that_is_too_small_refused() {
     assert!(region.offset_of(&batch.get(0).unwrap().group(0).unwrap().0).is_some());
 }
 
-/// Counts how often it was woken.
+/// A waker that counts its wakes.
 #[derive(Default)]
 struct Woken(AtomicUsize);
 
@@ -165,7 +165,7 @@ fn polling_for_memory_that_the_caller_holds_returns_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), DriverChoice::Auto);
     let (region, _memory) = region(1);
-    // Six of eight parts each: of the second, two would fit.
+    // Each read takes six of the eight parts, so only two parts of the second would fit.
     let most = |seed| some(&sequence, seed, 3 * ReadRegion::SLAB_BYTES / 4 / BLOCK);
     let held = store.read_into(&[&most(1)], &region).unwrap().wait().unwrap();
     let mut ticket = pin!(store.read_into(&[&most(2)], &region).unwrap());
@@ -207,7 +207,7 @@ fn odd_memory_is_refused() {
     let memory = Arc::new(Pinned::new(2 * ReadRegion::SLAB_BYTES));
     let make = |skip: usize, len| {
         let owner = Arc::clone(&memory) as Arc<dyn Any + Send + Sync>;
-        // SAFETY: inside the memory that the owner keeps.
+        // SAFETY: the range is inside the memory that the owner keeps alive.
         unsafe { ReadRegion::from_raw(memory.0.add(skip), len, owner) }.map(|_| ()).unwrap_err().kind()
     };
     for (skip, len) in [(1, ReadRegion::SLAB_BYTES), (0, 0), (0, 4096), (512, ReadRegion::SLAB_BYTES)] {

@@ -1,5 +1,8 @@
-//! Selectors on stored sequences: what they choose, that they grow, shrink and come back with the sequence, and that a
-//! method of an embedder's own is one file.
+//! Selectors on stored sequences.
+//!
+//! - Selecting everything is full attention with every method.
+//! - Summaries grow, shrink and are reopened with the sequence, and do not depend on how its tokens were appended.
+//! - An embedder can define a method of its own in one file.
 
 use half::f16;
 use std::path::Path;
@@ -134,14 +137,14 @@ fn summaries_are_the_same_however_the_tokens_came() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("a")).unwrap();
-    // Half of them before the methods, the others token by token behind them.
+    // Half of the tokens are appended before the methods are attached, the others one by one afterwards.
     append(&mut sequence, 0..150);
     let ids: Vec<_> = all().into_iter().map(|method| sequence.attach(method).unwrap()).collect();
     (150..303).for_each(|t| append(&mut sequence, t..t + 1));
     sequence.commit(Durability::Sync).unwrap();
     let forms = [HeadAggregation::Sum, HeadAggregation::Softmax];
     let grown: Vec<_> = ids.iter().flat_map(|id| forms.map(|form| chosen(&sequence, *id, form))).collect();
-    // Cut and grown again with the same tokens.
+    // The sequence is truncated and grown with the same tokens.
     sequence.truncate(97).unwrap();
     append(&mut sequence, 97..303);
     let again: Vec<_> = ids.iter().flat_map(|id| forms.map(|form| chosen(&sequence, *id, form))).collect();
@@ -149,7 +152,7 @@ fn summaries_are_the_same_however_the_tokens_came() {
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
     store.close().unwrap();
-    // Built at once from what lies on the device.
+    // After an open, the summaries are computed at once from the stored keys.
     let store = options(dir.path()).open().unwrap();
     let mut sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
     let ids: Vec<_> = all().into_iter().map(|method| sequence.attach(method).unwrap()).collect();
@@ -204,15 +207,15 @@ fn bounds_and_their_tree_choose_alike() {
     let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..1000);
     let flat = sequence.attach(Arc::new(Quest)).unwrap();
-    // A raw upper bound of a chunk is at least that of its groups: the tree finds the same groups, unless it takes a
-    // whole chunk by its lower bound, which random keys do not allow.
+    // The upper bound of a chunk is at least that of its groups, so the tree finds the same groups. It would differ
+    // only if it took a whole chunk by its lower bound, which random keys do not allow.
     for density in [None, Some(0.01), Some(0.9)] {
         let tree = sequence.attach(Arc::new(LeoAm { density })).unwrap();
         assert_eq!(chosen(&sequence, flat, HeadAggregation::Sum), chosen(&sequence, tree, HeadAggregation::Sum));
     }
 }
 
-/// A method of an embedder's own: the mean length of a group's keys, whatever the query.
+/// A method of an embedder. It scores a group by the mean length of its keys, whatever the query.
 struct Loudest;
 struct Lengths {
     shape: KeyShape,
@@ -270,7 +273,7 @@ impl Selector for Loudest {
 }
 
 #[test]
-fn a_method_of_the_callers_own_chooses() {
+fn a_method_of_the_embedder_selects() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
@@ -307,7 +310,7 @@ fn memory_is_accounted_and_its_end_is_an_error() {
     assert_eq!(sequence.layer_len(0).unwrap(), tokens as u64, "the layer is as it was");
 }
 
-/// Needs a kind that can be built, and one that cannot.
+/// A selector that needs two kinds of summaries, one of which cannot be built.
 struct Half(Arc<dyn SummarySpec>);
 struct NoKind;
 
@@ -319,7 +322,7 @@ impl SummarySpec for NoKind {
     fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         match layer {
             0 => LengthKind.layer(layer, shape),
-            // A row of the wrong length, as an adapter of another model has them.
+            // A row has the wrong length, as in an adapter of another model.
             _ => LowRankAdapter::new(3, 1, vec![0.0]).map(|_| unreachable!()),
         }
     }
@@ -353,7 +356,7 @@ fn a_selector_that_does_not_suit_leaves_the_sequence_as_it_was() {
         sequence.attach_stored(Arc::new(Half(kind))).unwrap_err();
         assert_eq!((used(&store), sequence.selector_bytes(first).unwrap()), (before, bytes));
     }
-    // What is attached later has summaries of its own.
+    // A selector that is attached later has summaries of its own.
     let oracle = sequence.attach(Arc::new(Oracle)).unwrap();
     append(&mut sequence, 200..240);
     for layer in 0..2 {

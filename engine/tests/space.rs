@@ -1,4 +1,6 @@
-//! Space: accounting, reserve, cleaning, eviction, time to live, capacity.
+//! Space: accounting, reserve, cleaning, eviction, time to live and capacity.
+//!
+//! After most operations, [`sound`] compares the usage with the files on disk and with itself.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
@@ -17,7 +19,7 @@ fn options(dir: &Path) -> StoreOptions {
     options.segment_bytes(ByteSize::kib(256)).frame_bytes(ByteSize::kib(64))
 }
 
-/// A capacity of this many segments beside the manifest.
+/// Returns the capacity of `count` segments and the manifest.
 fn segments(count: u64) -> ByteSize {
     ByteSize(16 * MIB + 8192 + count * (256 << 10))
 }
@@ -26,7 +28,7 @@ fn layout() -> KvLayout {
     KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(8).build().unwrap()
 }
 
-/// Deterministic values that f16 holds exactly.
+/// Returns deterministic values that f16 represents exactly.
 fn values(seed: u64, token: usize, plane: usize) -> Vec<f32> {
     let element = |i: usize| {
         let mut x = seed ^ (token as u64) << 20 ^ (plane as u64) << 50 ^ i as u64;
@@ -55,7 +57,7 @@ fn key(name: impl ToString) -> CreateOptions {
     CreateOptions::new().key(name.to_string())
 }
 
-/// Attention over all of it, by the engine and by hand.
+/// Compares the engine's attention over a whole selection with a naive one.
 fn check_view(store: &Store, view: &Selection, seed: u64, tokens: usize) {
     let query: Vec<f32> = (0..HEADS * DIM).map(|i| (i % 7) as f32 / 8.0 - 0.25).collect();
     let batch = store.read(&[view]).unwrap().wait().unwrap();
@@ -85,11 +87,11 @@ fn check(store: &Store, name: impl ToString, seed: u64, tokens: usize) {
     check_view(store, &sequence.select(0, SelectRequest::all()).unwrap(), seed, tokens);
 }
 
-/// Bytes that the files below a directory take on disk, and their lengths.
+/// Returns the bytes that the files below a directory take on disk, and the sum of their lengths.
 fn du(dir: &Path) -> (u64, u64) {
     use std::os::unix::fs::MetadataExt;
     std::fs::read_dir(dir).unwrap().map(Result::unwrap).fold((0, 0), |sum, entry| {
-        // Free segments are removed in the background.
+        // The background may have removed the file.
         let Ok(meta) = entry.metadata() else { return sum };
         let own = if meta.is_dir() { du(&entry.path()) } else { (meta.blocks() * 512, meta.len()) };
         (sum.0 + own.0, sum.1 + own.1)
@@ -97,7 +99,7 @@ fn du(dir: &Path) -> (u64, u64) {
 }
 
 fn sound(store: &Store, dir: &Path) -> stratakv::Usage {
-    // At one moment: the background may be making or removing files.
+    // The background may be creating or removing files, so the usage is taken until it agrees with them.
     let still = (0..5000).find_map(|_| {
         let (usage, files) = (store.usage().unwrap(), du(dir));
         let same = usage.file_bytes == files.1 && store.usage().unwrap().file_bytes == files.1;
@@ -109,7 +111,7 @@ fn sound(store: &Store, dir: &Path) -> stratakv::Usage {
     let (usage, blocks) = still.unwrap_or_else(|| panic!("{:?}, not as in {:?}", du(dir), store.usage()));
     assert_eq!(usage.sum_bytes(), usage.capacity_bytes, "{usage:?}");
     if usage.preallocated {
-        // Directories and the map of a file's blocks aside.
+        // Directories and the block maps of files take a little more.
         assert!(blocks.abs_diff(usage.file_bytes) <= usage.file_bytes / 50 + 65_536, "{blocks} {usage:?}");
     }
     let namespaces: u64 = usage.namespaces.iter().map(|own| own.live_bytes).sum();
@@ -129,7 +131,7 @@ fn files_follow_what_is_deleted() {
     for i in 0..56 {
         store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
     }
-    // By itself, in the background.
+    // The background cleans without a call.
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
     while segments() > full / 2 {
         assert!(std::time::Instant::now() < deadline, "{} of {full} bytes: {:?}", segments(), store.usage());
@@ -137,7 +139,7 @@ fn files_follow_what_is_deleted() {
     }
     store.run_maintenance().unwrap();
     sound(&store, dir.path());
-    // What is kept is used again, without another file.
+    // Later sequences use the segments that were kept, without new files.
     let kept = segments();
     for i in 60..66 {
         write(&store, key(i), i, 600).unwrap();
@@ -159,7 +161,7 @@ fn half_is_deleted_and_cleaned_and_the_rest_stays() {
         write(&store, key(i), i, tokens(i)).unwrap();
         sound(&store, dir.path());
     }
-    // An open sequence and a view of another stay as they are through it all.
+    // Cleaning does not change an open sequence or a selection of another.
     let mut open = store.open_sequence("1", OpenSequence::new()).unwrap();
     let pinned = store.open_sequence("3", OpenSequence::new()).unwrap().select(0, SelectRequest::all()).unwrap();
     for i in (0..60).step_by(2) {
@@ -200,7 +202,7 @@ fn churn_far_beyond_the_capacity() {
     let mut alive = std::collections::VecDeque::new();
     let mut bytes = 0;
     for i in 0..400_u64 {
-        // Not in the order they came, so that segments are left with something alive.
+        // Sequences are deleted in another order than created, so that segments keep live frames.
         while bytes + tokens(i) > 24_000 {
             let at = (i * 7919 % alive.len() as u64) as usize;
             let gone: u64 = alive.remove(at).unwrap();
@@ -235,7 +237,7 @@ fn a_full_store_deletes_checkpoints_cleans_and_opens() {
     assert!(full.reserved_bytes >= 2 * (256 << 10), "{full:?}");
     store.close().unwrap();
     let store = open();
-    // Every other one, so that no segment is free without cleaning.
+    // Half of the sequences are deleted, so that no segment is free without cleaning.
     for i in (0..count).step_by(2) {
         store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
     }
@@ -257,7 +259,7 @@ fn evictable_sequences_make_room_and_the_observer_hears_of_it() {
     let seen: Arc<Mutex<Vec<Evicted>>> = Arc::default();
     let (own, again) = (Arc::clone(&seen), store.clone());
     store.on_eviction(move |event| {
-        // It may use the store.
+        // The observer may use the store.
         assert!(again.open_sequence(&event.key, OpenSequence::new()).is_err());
         own.lock().unwrap().push(event.clone());
     });
@@ -269,7 +271,7 @@ fn evictable_sequences_make_room_and_the_observer_hears_of_it() {
     assert!(
         gone.len() > 10 && gone.iter().all(|e| e.reason == EvictionReason::Space && e.tokens == 400 && e.bytes > 0)
     );
-    // Of the first that went, those with the high priority went first, and the oldest of them.
+    // Eviction starts with the highest priority, and with the oldest among those.
     let ids: Vec<u64> = gone.iter().map(|event| event.key.parse().unwrap()).collect();
     assert_eq!(&ids[..3], &[0, 4, 8], "{ids:?}");
     check(&store, "kept", 7, 500);
@@ -290,7 +292,7 @@ fn eviction_begins_above_the_high_watermark_and_ends_at_the_low_one() {
         write(&store, key("first").evictable(1), 0, TOKENS).unwrap();
         store.usage().unwrap().live_bytes
     };
-    // In shares of the room for frames.
+    // The level is a share of the space for frames.
     let level = || {
         let usage = sound(&store, dir.path());
         let room = usage.capacity_bytes - usage.reserved_bytes - usage.metadata_bytes;
@@ -306,7 +308,7 @@ fn eviction_begins_above_the_high_watermark_and_ends_at_the_low_one() {
         let events = seen.lock().unwrap();
         if events.len() > gone {
             assert!(before + step > 0.6 - 1e-3, "{before} lived, and something went");
-            // What is metadata changes a little meanwhile.
+            // The metadata changes a little meanwhile.
             assert!((now - 0.4).abs() < 2.0 * step, "down to {now}");
             turns += 1;
         }
@@ -316,7 +318,7 @@ fn eviction_begins_above_the_high_watermark_and_ends_at_the_low_one() {
     let seen = seen.lock().unwrap();
     assert!(turns > 2 && highest > 0.58, "{turns} turns, at most {highest}");
     assert!(seen.iter().all(|event| event.reason == EvictionReason::Space && event.bytes == one));
-    // Those that were used least recently.
+    // The evicted sequences are those that were used least recently.
     let names: Vec<&str> = seen.iter().map(|event| event.key.as_str()).collect();
     let wanted: Vec<String> = std::iter::once("first".into()).chain((1..gone).map(|i| i.to_string())).collect();
     assert_eq!(names, wanted);
@@ -335,7 +337,8 @@ fn a_time_to_live_ends_in_the_background_and_at_open() {
     std::thread::sleep(Duration::from_millis(5));
     store.run_maintenance().unwrap();
     assert_eq!(store.open_sequence("short", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
-    // Not while somebody has it: then at once in the background, or where that comes too late when the store is opened.
+    // A sequence does not expire while it has a handle. Afterwards the background removes it at once, or else the next
+    // open does.
     append(&mut held, 3, 10..20).unwrap();
     held.commit(Durability::Sync).unwrap();
     let seen: Arc<Mutex<Vec<Evicted>>> = Arc::default();
@@ -356,17 +359,17 @@ fn a_time_to_live_ends_in_the_background_and_at_open() {
 }
 
 #[test]
-fn a_time_to_live_ends_while_nobody_calls() {
+fn a_time_to_live_ends_without_a_call() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let (tell, gone) = mpsc::channel();
     store.on_eviction(move |event: &Evicted| tell.send((event.key.clone(), event.reason)).unwrap());
-    // The background has nothing to wait for, then something far off, then something near.
+    // The background first has nothing to wait for, then a distant expiry, then a near one.
     for (name, seconds) in [("far", 3600), ("near", 2)] {
         std::thread::sleep(Duration::from_millis(200));
         write(&store, key(name).ttl(Duration::from_secs(seconds)), 1, 20).unwrap();
     }
-    let event = gone.recv_timeout(Duration::from_secs(60)).expect("it goes by itself");
+    let event = gone.recv_timeout(Duration::from_secs(60)).expect("it expires without a call");
     assert_eq!(event, ("near".into(), EvictionReason::Expired));
     assert_eq!(store.sequences().len(), 1);
 }
@@ -409,7 +412,7 @@ fn a_capacity_that_views_keep_from_being_reached_is_an_error() {
             store.open_sequence(&i.to_string(), OpenSequence::new()).unwrap().select(0, SelectRequest::all()).unwrap(),
         );
     }
-    // Whatever is cleaned and evicted, the segments stay with the views: no round makes a file less.
+    // The selections keep their segments, so neither cleaning nor eviction removes a file.
     assert_eq!(store.set_capacity(Some(segments(2))).unwrap_err().kind(), ErrorKind::NoSpace);
     assert_eq!(store.health().evictions, 12);
     for (i, view) in views.iter().enumerate() {
@@ -423,7 +426,7 @@ fn a_capacity_that_views_keep_from_being_reached_is_an_error() {
 #[test]
 fn a_slow_background_holds_up_neither_appends_nor_the_end() {
     let dir = tempfile::tempdir().unwrap();
-    // A byte a second: what rests, rests for longer than any test.
+    // At a byte per second, cleaning pauses for longer than any test.
     let open = || options(dir.path()).capacity(segments(20)).cleaning_rate(ByteSize(1)).open().unwrap();
     let store = open();
     let mut alive: Vec<u64> = Vec::new();
@@ -444,7 +447,7 @@ fn a_slow_background_holds_up_neither_appends_nor_the_end() {
 }
 
 #[test]
-fn cleaning_takes_a_buffer_and_a_front_whatever_it_moves() {
+fn cleaning_takes_one_buffer_and_one_frame_header_whatever_it_moves() {
     let dir = tempfile::tempdir().unwrap();
     let open = || options(dir.path()).capacity(segments(80)).open().unwrap();
     let store = open();
@@ -460,12 +463,12 @@ fn cleaning_takes_a_buffer_and_a_front_whatever_it_moves() {
     let done = store.clean().unwrap();
     let after = store.status().memory.peak_bytes;
     assert!(done.bytes > 4 * MIB, "{done:?}");
-    // Buffers come in slabs of two mebibytes.
+    // Buffers are allocated in slabs of 2 MiB.
     assert!(after <= before + 3 * MIB as usize, "from {before} to {after} for {done:?}");
 }
 
 #[test]
-fn closing_with_a_read_alive_is_told() {
+fn closing_with_a_read_in_flight_is_reported() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     write(&store, key("a"), 1, 100).unwrap();
@@ -502,7 +505,7 @@ fn a_selection_survives_the_move_of_its_groups() {
     assert_eq!(attended(&before), attended(&after));
 }
 
-/// A copy of a directory tree, private to this user.
+/// Copies a directory tree with the permissions of a private store.
 fn copy(from: &Path, to: &Path) {
     use std::os::unix::fs::DirBuilderExt;
     std::fs::DirBuilder::new().mode(0o700).create(to).unwrap();
@@ -516,7 +519,7 @@ fn copy(from: &Path, to: &Path) {
 }
 
 #[test]
-fn a_creation_cut_short_begins_anew_unless_the_store_was_used() {
+fn an_interrupted_creation_starts_again_unless_the_store_was_used() {
     for used in [false, true] {
         let root = tempfile::tempdir().unwrap();
         let dirs: Vec<_> = (0..3).map(|i| root.path().join(i.to_string())).collect();
@@ -532,7 +535,7 @@ fn a_creation_cut_short_begins_anew_unless_the_store_was_used() {
         for (i, dir) in dirs.iter().enumerate() {
             copy(dir, &root.path().join(format!("cut-{i}")));
         }
-        // The last device never got its superblock.
+        // The creation ended before the last device got its superblock.
         std::fs::remove_file(root.path().join("cut-2/superblock")).unwrap();
         match (used, opened("cut-")) {
             (false, Ok(store)) => {

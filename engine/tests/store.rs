@@ -1,4 +1,8 @@
-//! The store from outside: what is appended comes back, in memory, from disk, after reopening.
+//! The store through its public API.
+//!
+//! - Appended tokens are read from memory, from disk, and after another open, in every dtype and layout.
+//! - Truncation at any token and regrowth keep every byte right and leak no space.
+//! - Bad arguments are errors that change nothing.
 
 use half::f16;
 use std::path::Path;
@@ -26,7 +30,7 @@ fn layout(layers: u16, group: u16) -> KvLayout {
         .unwrap()
 }
 
-/// Deterministic values that f16 holds exactly.
+/// Returns deterministic values that f16 represents exactly.
 fn values(layer: usize, token: usize, plane: usize) -> Vec<f32> {
     let value = |i: usize| {
         let x = (layer * 131 + token * 31 + plane * 17 + i * 7) as u64;
@@ -44,7 +48,7 @@ fn append(sequence: &mut Sequence, layer: usize, tokens: std::ops::Range<usize>)
     sequence.append(layer, view(&keys), view(&vals)).unwrap();
 }
 
-/// Naive attention in f64 over these positions.
+/// Computes naive attention in f64 over these positions.
 fn reference(layer: usize, query: &[f32], positions: impl Iterator<Item = u64> + Clone) -> Vec<f64> {
     let q_heads = query.len() / DIM;
     let mut out = Vec::new();
@@ -139,7 +143,7 @@ fn a_committed_sequence_comes_back() {
             let durability = if step == 19 { Durability::Sync } else { Durability::Lazy };
             sequence.commit_with(&[round as u8; 100], durability).unwrap();
         }
-        // Layers of different length: what goes beyond the shortest is not committed.
+        // A commit covers only the tokens that all layers have.
         append(&mut sequence, 0, committed..committed + 13);
         sequence.commit(Durability::Sync).unwrap();
         drop(sequence);
@@ -166,7 +170,7 @@ fn dtypes_layers_and_windows() {
         let window = sequence.select(2, SelectRequest::query(&query(2)).budget(Budget::All)).unwrap();
         assert_eq!(window.positions().collect::<Vec<_>>(), (166..203).collect::<Vec<_>>());
         for layer in [0, 2] {
-            // values() are exact in f16 and in bf16.
+            // `values` are exact in f16 and in bf16.
             check(&store, &sequence, layer, SelectOptions::new(Budget::All));
             check(&store, &sequence, layer, SelectOptions::new(Budget::share(0.5)));
         }
@@ -249,7 +253,7 @@ fn bad_arguments_change_nothing() {
 }
 
 #[test]
-fn deleting_gives_segments_back() {
+fn deleting_frees_segments() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(&[dir.path()]).open().unwrap();
     let mut most = 0;
@@ -295,7 +299,7 @@ fn f16_input_is_kept_as_it_is() {
     }
 }
 
-/// A sequence whose token `t` of the model was appended as token `t` of generation `model[t]`.
+/// Appends tokens of a generation. The tests keep the generation of each token in a model.
 fn append_generation(sequence: &mut Sequence, generation: usize, tokens: std::ops::Range<usize>) {
     for layer in 0..2 {
         let count = tokens.len();
@@ -308,7 +312,7 @@ fn append_generation(sequence: &mut Sequence, generation: usize, tokens: std::op
     sequence.append_token_ids(&tokens.map(|t| (t * 100 + generation) as u32).collect::<Vec<_>>()).unwrap();
 }
 
-/// Every stored byte is that of the generation the model says.
+/// Checks that every stored byte is that of the token's generation in the model.
 fn check_generations(store: &Store, sequence: &Sequence, model: &[usize]) {
     assert_eq!(sequence.len(), model.len() as u64);
     let ids: Vec<u32> = model.iter().enumerate().map(|(t, g)| (t * 100 + g) as u32).collect();
@@ -337,14 +341,14 @@ fn check_generations(store: &Store, sequence: &Sequence, model: &[usize]) {
                 }
             }
         }
-        // The tail has no bytes to look at: attention over everything sees it.
+        // The tail has no blocks to compare, so attention over the whole layer covers it.
         let mut out = vec![0.0; query.len()];
         attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
         for (got, want) in out.iter().zip(reference_of(&query, model, layer)) {
             assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
         }
-        // Summaries belong to the keys that are there: with half of them chosen, the error is bounded by the softmax
-        // mass.
+        // Summaries must belong to the current keys. With half of the tokens selected, the softmax mass bounds the
+        // error.
         let half = sequence
             .select(layer, SelectRequest::query(&query).budget(Budget::tokens(model.len().div_ceil(2))))
             .unwrap();
@@ -426,7 +430,7 @@ fn truncating_to_any_token_and_growing_again() {
                     committed.clone_from(&model);
                 }
                 _ if generation > 10 => {
-                    // What was not committed is gone, cuts included.
+                    // The drop discards everything uncommitted, truncations included.
                     let stored = store.sequences().iter().any(|s| s.key == "t") || !committed.is_empty();
                     drop(sequence);
                     if random(2) == 0 {
@@ -489,7 +493,7 @@ fn truncate_and_regrow_leaks_nothing() {
 #[test]
 fn space_that_a_view_held_comes_back() {
     let dir = tempfile::tempdir().unwrap();
-    // Two generations of two manifest copies of 4 MiB each, superblock, two segments and one in reserve.
+    // Two generations of two manifest copies of 4 MiB each, the superblock, two segments, and one in reserve.
     let capacity = (16 << 20) + 8192 + (3 << 20);
     let store = options(&[dir.path()]).capacity(ByteSize(capacity)).open().unwrap();
     let fill = |key: &str, tokens| {

@@ -1,4 +1,4 @@
-//! Adapters in a store: found again, moved, counted, deleted; and what is not whole is refused.
+//! Adapters in a store: they are found again, moved, counted and deleted. Damaged adapters are refused.
 
 use std::path::Path;
 use stratakv::retrieval::{Adapter, Codebook, LayerAdapter, LowRankAdapter};
@@ -45,14 +45,14 @@ fn adapters_are_found_again_by_name_version_and_layout() {
     assert_eq!(store.put_adapter(&layout, &other, 1).unwrap_err().kind(), ErrorKind::AlreadyExists);
     let second_id = store.put_adapter(&layout, &second, 1).expect("another version");
     assert!(second_id > id);
-    // Half an adapter: nothing for the first layer, nothing for the last.
+    // An adapter may lack the first or the last layer.
     let none = LayerAdapter::None;
     for (name, layers) in [("no-first", vec![none.clone(), codes()]), ("no-last", vec![codes(), none.clone()])] {
         let half = Adapter::new(name, 1, layers).unwrap();
         store.put_adapter(&layout, &half, 1).expect("stored");
         assert_eq!(store.adapter(&layout, name, None).expect("read"), half);
     }
-    // The same numbers for the other layer.
+    // The same numbers for the other layer are another adapter.
     let turned = Adapter::new("no-first", 1, vec![codes(), none.clone()]).unwrap();
     assert_eq!(store.put_adapter(&layout, &turned, 1).unwrap_err().kind(), ErrorKind::AlreadyExists);
     assert_eq!(store.adapter(&layout, "kvswap", Some(1)).expect("read"), first);
@@ -69,7 +69,7 @@ fn adapters_are_found_again_by_name_version_and_layout() {
     }
     assert_eq!(store.put_adapter(&layout, &first, 2).unwrap_err().kind(), ErrorKind::InvalidArgument);
 
-    // They are no sequences.
+    // Adapters are not sequences.
     assert!(store.sequences().is_empty() && store.status().sequences == 0);
     let holder = stratakv::SequenceId(id);
     assert_eq!(store.open_sequence(holder, OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
@@ -84,7 +84,7 @@ fn adapters_are_found_again_by_name_version_and_layout() {
     assert_clean(&dirs, "with adapters");
     assert_eq!(check(&dirs).checked.adapters, 4);
 
-    // Another layout of the same geometry has none; read-only stores give them too.
+    // Another layout of the same geometry has no adapters. Read-only stores have them too.
     for read_only in [true, false] {
         let store = small_options(&dirs).read_only(read_only).open().expect("a store");
         assert_eq!(store.adapters(), listed);
@@ -100,7 +100,7 @@ fn adapters_are_found_again_by_name_version_and_layout() {
             store.delete_adapter(&layout, "kvswap", 2).expect("deleted");
             assert_eq!(store.delete_adapter(&layout, "kvswap", 2).unwrap_err().kind(), ErrorKind::NotFound);
             assert_eq!(store.adapter(&layout, "kvswap", None).expect("read"), first);
-            let again = store.put_adapter(&layout, &adapter("kvswap", 2, 4), 1).expect("stored anew");
+            let again = store.put_adapter(&layout, &adapter("kvswap", 2, 4), 1).expect("stored again");
             assert!(again > second_id);
         }
         store.close().expect("closed");
@@ -108,9 +108,10 @@ fn adapters_are_found_again_by_name_version_and_layout() {
     assert_clean(&dirs, "after a deletion");
 }
 
-/// One of several frames, next to sequences that come and go, cleaned from under it, on devices that leave.
+/// An adapter of several frames shares its segments with sequences that are deleted. Cleaning moves it, and devices are
+/// removed.
 #[test]
-fn adapters_survive_cleaning_and_what_becomes_of_sequences() {
+fn adapters_survive_cleaning_and_the_end_of_sequences() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 2);
     let (shape, layout) = (shape(), layout());
@@ -149,7 +150,7 @@ fn adapters_survive_cleaning_and_what_becomes_of_sequences() {
     let usage = store.usage().expect("usage");
     assert_eq!((usage.namespaces[0].adapters, usage.namespaces[0].sequences), (1, 0));
     drop(store);
-    // The device that has the first copy is damaged all over: the other one gives it.
+    // The device with the first copy is damaged everywhere, so the other device provides the adapter.
     for file in files(&dirs[0]).into_iter().filter(|file| file.starts_with("segments")) {
         spoil(&dirs[0].join(file));
     }
@@ -157,7 +158,7 @@ fn adapters_survive_cleaning_and_what_becomes_of_sequences() {
     assert_eq!(store.adapter(&layout, "small", None).expect("read"), adapter("small", 1, 4));
 }
 
-/// Other bytes behind the header page of a segment.
+/// Changes bytes after the header page of a segment.
 fn spoil(path: &Path) {
     let mut bytes = std::fs::read(path).expect("a file");
     let end = bytes.len() - 4096;
@@ -165,9 +166,9 @@ fn spoil(path: &Path) {
     std::fs::write(path, bytes).expect("written");
 }
 
-/// Every byte of its frame: it is read as it was, or reported, by the engine and by kvfsck.
+/// With a damaged byte of its frame, the adapter is read unchanged, or the engine and kvfsck report the damage.
 #[test]
-fn a_rotten_adapter_is_an_error_and_a_finding() {
+fn a_damaged_adapter_is_an_error_and_a_finding() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
     let layout = layout();
@@ -195,7 +196,7 @@ fn a_rotten_adapter_is_an_error_and_a_finding() {
     }
 }
 
-/// What is read of an adapter is in the account of the memory while it is.
+/// The memory that reading an adapter takes is accounted for.
 #[test]
 fn an_adapter_beyond_the_memory_is_refused() {
     let root = fast_scratch();
@@ -203,7 +204,7 @@ fn an_adapter_beyond_the_memory_is_refused() {
     let layout = layout();
     let options = |memory| small_options(&dirs).segment_bytes(ByteSize::mib(4)).memory_limit(ByteSize::mib(memory));
     let store = options(64).create(true).open().expect("a store");
-    // 2 MiB of numbers, beside those of the codes.
+    // The low-rank layer alone has 2 MiB of numbers.
     let wide = adapter("wide", 1, 8192);
     store.put_adapter(&layout, &wide, 1).expect("stored");
     store.close().expect("closed");

@@ -1,4 +1,8 @@
-//! Everything a caller, an operator or a disk can get wrong is a clear error, and nothing is lost.
+//! Mistakes of callers and operators, and faults of disks: each is a clear error, and no data is lost.
+//!
+//! - Tensors, directories, versions and file systems that do not fit are refused with words that name the cause.
+//! - A store that runs out of capacity, disk, file size or memory keeps everything acknowledged and works again after
+//!   a deletion.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -37,7 +41,7 @@ fn grow(sequence: &mut Sequence, name: u64, to: usize) -> stratakv::Result<()> {
     Ok(())
 }
 
-/// A store with one committed sequence "kept" of 100 tokens, closed.
+/// Writes and closes a store with one committed sequence "kept" of 100 tokens.
 fn store_in(root: &Path, devices: usize) -> Vec<PathBuf> {
     let dirs = device_dirs(root, devices);
     let store = small_options(&dirs).open().expect("a store");
@@ -49,7 +53,7 @@ fn store_in(root: &Path, devices: usize) -> Vec<PathBuf> {
     dirs
 }
 
-/// The store of [`store_in`] still holds what it held.
+/// Checks that the store of [`store_in`] still holds its sequence.
 fn assert_kept(options: StoreOptions) {
     let store = options.create(false).open().expect("the store opens as before");
     let sequence = store.open_sequence("kept", OpenSequence::new()).expect("the sequence");
@@ -143,7 +147,7 @@ fn directories_that_are_wrong() {
     assert!(matches!(error.kind(), ErrorKind::Configuration | ErrorKind::Io), "{error:?}");
     assert!(error.to_string().contains("file"), "{error}");
     let missing = root.path().join("missing");
-    let error = with(&[&missing]).create(false).open().map(|_| ()).expect_err("nothing is there");
+    let error = with(&[&missing]).create(false).open().map(|_| ()).expect_err("a missing directory");
     assert!(matches!(error.kind(), ErrorKind::Configuration | ErrorKind::NotFound), "{error:?}");
     assert!(error.to_string().contains("missing"), "{error}");
 
@@ -166,9 +170,9 @@ fn directories_that_are_wrong() {
     refused(with(&[&full[0]]), configuration, &["notes.txt"]);
     assert_eq!(fs::read(full[0].join("notes.txt")).expect("still there"), b"mine");
     assert_kept(small_options(&mine));
-    // The order in which devices are given does not matter.
+    // The order of the device directories does not matter.
     assert_kept(with(&[&other[1], &other[0]]));
-    assert_clean(&mine, "after all that");
+    assert_clean(&mine, "after the refused opens");
 }
 
 #[test]
@@ -202,13 +206,13 @@ fn written_by_a_newer_build() {
     }
 }
 
-/// A file system of its own, gone with the value.
+/// A mounted file system. Dropping it unmounts.
 struct Mount {
     dir: TempDir,
 }
 
 impl Mount {
-    /// A small one in memory; `None` where this process may not mount.
+    /// Mounts a small file system in memory. Returns none if this process may not mount.
     fn tmpfs(bytes: u64) -> Option<Self> {
         let dir = tempfile::tempdir().expect("a directory");
         let size = format!("size={bytes}");
@@ -244,7 +248,8 @@ fn a_read_only_file_system() {
     assert_kept(small_options(&dirs));
 }
 
-/// Fills a store until it says no; then what was acknowledged is intact, and after a delete the same commit succeeds.
+/// Fills a store until a commit is refused. Everything acknowledged must be intact, and the same commit must succeed
+/// after a deletion.
 fn fill(options: impl Fn() -> StoreOptions, dirs: &[PathBuf]) {
     let store = options().open().expect("a store");
     let mut kept = create(&store, "kept");
@@ -304,7 +309,7 @@ fn the_device_is_full() {
 
 const CHILD: &str = "STRATAKV_TEST_INPUT_CHILD";
 
-/// Not a test of its own: the process that holds the store, or that may write only small files.
+/// Runs the process that holds the store, or that may write only small files. It is not a test of its own.
 #[test]
 fn child_of_another_test() {
     let Ok(spec) = std::env::var(CHILD) else { return };
@@ -351,7 +356,7 @@ fn a_store_in_use() {
     assert_eq!(check.expect_err("in use").exit_code(), kvfsck::EXIT_IN_USE);
     holder.kill().expect("kill");
     holder.wait().expect("its end");
-    let store = small_options(&dirs).open().expect("a store whose holder is gone");
+    let store = small_options(&dirs).open().expect("a store whose holder has exited");
     refused(small_options(&dirs), ErrorKind::InUse, &["device-0"]);
     let sequence = create(&store, "once");
     let again = store.create_sequence(&shape().layout().expect("a layout"), CreateOptions::new().key("once"));
@@ -381,11 +386,11 @@ fn reads_and_the_memory_limit() {
     sequence.commit(Durability::Sync).expect("a commit");
     let all = sequence.select(0, SelectRequest::all()).expect("a view");
     let started = Instant::now();
-    let error = store.read(&[&all, &all]).map(|_| ()).expect_err("more than there ever is");
+    let error = store.read(&[&all, &all]).map(|_| ()).expect_err("more than the memory limit");
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error:?}");
-    assert!(started.elapsed() < Duration::from_secs(1), "it waited for what cannot come");
+    assert!(started.elapsed() < Duration::from_secs(1), "the read waited for memory that cannot become free");
 
-    // Half of what is there, twice.
+    // Two reads of half the memory each.
     let part = |from: usize, groups: usize| {
         let list: Vec<u64> = (from as u64..(from + groups) as u64).collect();
         sequence.select(0, SelectRequest::groups(&list)).expect("a view")
@@ -414,7 +419,7 @@ fn reads_and_the_memory_limit() {
     drop(held);
     check(&two, &reader.join().expect("the reader").expect("the read that waited"));
 
-    // Tickets dropped early, then awaited ones.
+    // Tickets are dropped early, then awaited.
     for _ in 0..50 {
         drop(store.read(&[&one]).expect("a ticket"));
     }

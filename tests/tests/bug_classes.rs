@@ -1,8 +1,9 @@
 //! One test per class of bugs that storage and cache systems have shipped. The name of a test is the name of its class.
 //!
-//! Classes whose test lies elsewhere: `pooled_buffers_never_aligned` is `leases_are_aligned_and_disjoint` of the
-//! engine's arena, `eight_tebibytes_from_a_length_field` is `every_wrong_size_in_a_header_is_refused` of the format and
-//! the fuzz target `mutated_valid_image`.
+//! Two classes are tested elsewhere:
+//! - `pooled_buffers_never_aligned` is `leases_are_aligned_and_disjoint` of the engine's arena.
+//! - `eight_tebibytes_from_a_length_field` is `every_wrong_size_in_a_header_is_refused` of the format, and the fuzz
+//!   target `mutated_valid_image`.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -54,7 +55,7 @@ fn create(store: &Store, key: &str) -> Sequence {
     store.create_sequence(&layout(), CreateOptions::new().key(key)).expect("a sequence")
 }
 
-/// Every whole group of the sequence holds what was appended under this name.
+/// Checks that every whole group of the sequence holds what was appended under this name.
 fn check(store: &Store, sequence: &Sequence, name: u64) -> Result<()> {
     let view = sequence.select(0, SelectRequest::all())?;
     let batch = store.read(&[&view])?.wait()?;
@@ -84,7 +85,7 @@ fn wrong_content_served_from_disk() {
         let mut sequence = create(&store, "a");
         append(&mut sequence, 1, 40).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
         assert!(simulation.rot("segments/", 1, u64::MAX));
-        // Either the bit lies where nothing is, or it is reported.
+        // The bit is in unused space, or the damage is reported.
         if let Err(e) = check(&store, &sequence, 1) {
             assert_eq!(e.kind(), ErrorKind::Corruption);
         }
@@ -104,7 +105,7 @@ fn failed_store_left_visible() {
     let store = simulation.open(options()).expect("the store");
     let sequence = store.open_sequence("a", OpenSequence::new()).expect("the sequence");
     assert!(sequence.len() == 8 || sequence.len() == 16, "{}", sequence.len());
-    check(&store, &sequence, 1).expect("what is visible is whole");
+    check(&store, &sequence, 1).expect("visible tokens are whole");
 }
 
 #[test]
@@ -145,7 +146,7 @@ fn hash_collision_returned_the_wrong_value() {
     }
 }
 
-/// Cuts the power at every device operation of a commit, then commits more and cuts again: `after` looks.
+/// Cuts the power at every device operation of a commit, then commits more and cuts again. Then calls `after`.
 fn cut_everywhere(mut after: impl FnMut(&Simulation, u64)) {
     for at in 0..24 {
         for seed in 0..6 {
@@ -192,7 +193,7 @@ fn recovery_after_a_second_crash() {
 
 #[test]
 fn torn_tail_indistinguishable_from_damage() {
-    // Torn tails open: `cut_everywhere` does nothing else. Damage in front of what is durable does not.
+    // `cut_everywhere` shows that torn tails open. Damage before a durable batch must not.
     let simulation = simulation(5);
     let store = simulation.open(options()).expect("a store");
     for name in 0..6 {
@@ -226,7 +227,7 @@ fn deleted_data_back() {
 
 #[test]
 fn file_length_not_durable() {
-    // Each seed loses another part of what no sync covered, lengths and names of files among it.
+    // Each seed loses other parts of what no sync covered, including lengths and names of files.
     for seed in 0..60 {
         let simulation = simulation(seed);
         let store = simulation.open(options()).expect("a store");
@@ -259,7 +260,7 @@ fn enospc_then_open_panics() {
     }
 }
 
-/// A frame is put beyond 4 GiB of its segment, by hand: it is read there, written behind, moved, and checked.
+/// The test moves a frame beyond 4 GiB of its segment. The store reads it, writes after it, moves it and checks it.
 #[test]
 fn beyond_four_gibibytes() {
     use std::os::unix::fs::FileExt;
@@ -281,7 +282,7 @@ fn beyond_four_gibibytes() {
     append(&mut sequence, 1, 400).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
     drop(sequence);
     store.close().expect("closed");
-    // As if it had not been: what follows stands behind the last batch.
+    // The superblock must not record the close, because the test appends a batch to the manifest.
     let superblock = dirs[0].join(stratakv_format::superblock::FILE);
     let mut slots = std::fs::read(&superblock).expect("read");
     for slot in slots.chunks_exact_mut(PAGE_BYTES) {
@@ -324,19 +325,20 @@ fn beyond_four_gibibytes() {
     let store = options(&dirs).open().expect("a store");
     let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
     check(&store, &sequence, 1).expect("read");
-    append(&mut sequence, 1, 400).and_then(|()| sequence.commit(Durability::Sync)).expect("behind it");
+    append(&mut sequence, 1, 400)
+        .and_then(|()| sequence.commit(Durability::Sync))
+        .expect("a commit after the moved frame");
     check(&store, &sequence, 1).expect("read");
     drop(sequence);
     store.close().expect("closed");
-    assert_clean(&dirs, "with frames behind it");
+    assert_clean(&dirs, "with frames after it");
     let store = options(&dirs).open().expect("a store");
     let sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
     assert_eq!(sequence.len(), 800);
     check(&store, &sequence, 1).expect("read");
 }
 
-/// Either copy damaged, cut short or gone, some of them or all: a repair says what it did, and a second one has nothing
-/// to do.
+/// Some or all copies are damaged, short or missing. A repair reports what it did, and a second one has nothing to do.
 #[test]
 fn repair_panics() {
     type Harm = fn(&Path);
@@ -366,7 +368,7 @@ fn repair_panics() {
                 let segments = std::fs::read_dir(dir.join("segments")).expect("segments");
                 segments.for_each(|entry| harm(&entry.expect("an entry").path()));
             }
-            // Nothing of the manifest is harmed.
+            // The manifest is whole.
             let store = small_options(&dirs).open().expect("a store");
             let read = store.open_sequence("a", OpenSequence::new()).and_then(|sequence| check(&store, &sequence, 1));
             let first = store.repair().expect("a repair");
@@ -389,10 +391,10 @@ fn repair_panics() {
             let sequence = store.open_sequence("a", OpenSequence::new()).expect("a sequence");
             check(&store, &sequence, 1).unwrap_or_else(|e| panic!("{what} {sides:?}: {e}"));
             drop(sequence);
-            // Segments that nothing lives in any more go with what is wrong in them.
+            // Cleaning removes damaged segments without live frames.
             store.clean().expect("cleaned");
             store.close().expect("closed");
-            // A copy that nobody came upon is for kvfsck to find.
+            // Only kvfsck finds a damaged copy that no read used.
             if first.healed > 0 {
                 assert_clean(&dirs, what);
             }
@@ -409,7 +411,7 @@ fn panic_in_drop() {
     let view = sequence.select(0, SelectRequest::all()).expect("a view");
     let ticket = store.read(&[&view]).expect("a read");
     simulation.crash();
-    // In an order in which nothing is closed before what it needs.
+    // The store is dropped before the handles that use it.
     drop((store, sequence, view, ticket));
 }
 
@@ -440,7 +442,7 @@ fn forged_frame_inside_a_value_adopted_by_a_scan() {
     let store = simulation.open(options()).expect("a store");
     let mut real = create(&store, "real");
     append(&mut real, 1, 40).and_then(|()| real.commit_with(b"real", Durability::Sync)).expect("a commit");
-    // The bytes of a whole segment, real frames and all, as the caller state and tokens of another sequence.
+    // Another sequence holds the bytes of a whole segment, including real frames, as caller state and tokens.
     let segment = simulation.contents(0, "segments/00000000").expect("a segment");
     let mut forger = create(&store, "forger");
     let floats: Vec<f32> = segment.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).map(finite).collect();
@@ -459,7 +461,7 @@ fn forged_frame_inside_a_value_adopted_by_a_scan() {
     check(&store, &real, 1).expect("its bytes");
 }
 
-/// Numbers that the engine takes.
+/// Returns `x`, or 0 for a number that the engine refuses.
 fn finite(x: f32) -> f32 {
     if x.is_finite() { x } else { 0.0 }
 }
@@ -473,7 +475,7 @@ fn buffer_freed_when_a_future_is_dropped() {
     append(&mut sequence, 1, 2000).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
     for _ in 0..50 {
         let view = sequence.select(0, SelectRequest::all()).expect("a view");
-        // Dropped with its reads under way; the buffers must not serve anybody else before those end.
+        // The ticket is dropped with its reads in flight. Its buffers must not be reused before they complete.
         drop(store.read(&[&view]).expect("a read"));
         check(&store, &sequence, 1).expect("the right bytes");
     }
@@ -500,20 +502,20 @@ fn in_progress_restore_visible() {
     let store = simulation.open(options()).expect("a store");
     let mut sequence = create(&store, "a");
     append(&mut sequence, 1, 9).expect("an append");
-    // Neither listed nor opened before its first commit, and by one handle at a time after it.
+    // A sequence is neither listed nor opened before its first commit, and has one handle at a time afterwards.
     assert!(store.sequences().is_empty());
     assert_eq!(store.open_sequence("a", OpenSequence::new()).err().map(|e| e.kind()), Some(ErrorKind::NotFound));
     sequence.commit(Durability::Sync).expect("a commit");
     assert_eq!(store.open_sequence("a", OpenSequence::new()).err().map(|e| e.kind()), Some(ErrorKind::InUse));
 }
 
-/// Seconds of computing that this process has used.
+/// Returns the CPU time that this process has used.
 fn cpu() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
-/// In a process of its own, where nothing else computes.
+/// Runs a test in a process of its own, where no other test uses CPU time. Returns false in the calling process.
 fn alone(test: &str) -> bool {
     if std::env::var_os("STRATAKV_TEST_ALONE").is_some() {
         return true;
@@ -539,8 +541,8 @@ fn idle_spin() {
     let before = cpu();
     std::thread::sleep(Duration::from_millis(1000));
     let used = cpu() - before;
-    // A thread that spins uses a good part of the second, on the busiest machine.
-    assert!(used < Duration::from_millis(100), "{used:?} of computing in an idle second");
+    // A spinning thread uses most of the second even on a busy machine.
+    assert!(used < Duration::from_millis(100), "{used:?} of CPU time in an idle second");
 }
 
 #[test]

@@ -1,5 +1,9 @@
-//! Sequences under codecs: what comes back is what the public coder makes of what was appended, group by group,
-//! whatever became of the sequence meanwhile; tokens that fill no group come back as they are.
+//! Sequences with plane codecs.
+//!
+//! - After any history, a group equals its tokens encoded and decoded by the public coder.
+//! - Tokens of the tail are exact until a group includes them. A truncation keeps decoded values.
+//! - Blocks have the size and the error bound that the layout documents.
+//! - Invalid ranges under valid checksums are damage with a place.
 
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -19,7 +23,7 @@ use stratakv_tests::rng::mix;
 
 const RAW: [PlaneCodec; 2] = [PlaneCodec::Raw; 2];
 
-/// Heads, key dim, value dim, window and codecs of a layer.
+/// The heads, key dim, value dim, window and codecs of a layer.
 #[derive(Clone, Copy, Debug)]
 struct Layer {
     heads: usize,
@@ -76,7 +80,7 @@ fn shapes() -> Vec<Shape> {
     vec![
         shape(vec![layer(2, 16, 16, [Int8, Int8]), layer(1, 40, 40, RAW)], DType::F16, 8),
         shape(vec![layer(2, 33, 70, [Int4, Int4]), none, layer(1, 24, 24, [Raw, Int8])], DType::Bf16, 8),
-        // Blocks of more than a page, values on pages of their own, a window, keys alone.
+        // Blocks of several pages, V planes on pages of their own, a window, and a layer with keys only.
         Shape {
             separate: true,
             ..shape(
@@ -89,12 +93,12 @@ fn shapes() -> Vec<Shape> {
                 16,
             )
         },
-        // Keys of four tokens are as long under int8 as in f16: they stay raw.
+        // Keys of four tokens stay raw, because int8 does not make them shorter than f16.
         shape(vec![layer(2, 64, 64, [Int8, Int8])], DType::F16, 4),
     ]
 }
 
-/// Elements of a token: channels of different size.
+/// Returns an element of a token. Channels have different magnitudes.
 fn element(seed: u64, layer: usize, plane: usize, i: usize) -> f32 {
     let x = mix(seed ^ mix((layer as u64) << 40 | (plane as u64) << 32 | i as u64));
     let size = [0.01, 1.0, 1.0, 30.0][i % 4];
@@ -117,7 +121,7 @@ fn number(bytes: &[u8], dtype: DType) -> f64 {
     }
 }
 
-/// What a reader sees: by layer and token the rows of keys and values `[heads, dim]`.
+/// The content that a reader sees: the rows of keys and values `[heads, dim]` by layer and token.
 #[derive(Clone, Debug)]
 struct Model {
     shape: Shape,
@@ -137,7 +141,7 @@ impl Model {
         self.rows.iter_mut().for_each(|rows| rows.truncate(tokens));
     }
 
-    /// The plane of a group as it is.
+    /// Returns the current plane of a group.
     fn block(&self, layer: usize, group: usize, plane: usize) -> Vec<u8> {
         let own = &self.shape.layers[layer];
         let row = [own.key_dim, own.value_dim][plane] * self.shape.dtype.bytes();
@@ -145,7 +149,7 @@ impl Model {
         (0..own.heads).flat_map(|head| rows.iter().flat_map(move |r| r[plane][head * row..][..row].to_vec())).collect()
     }
 
-    /// A token of each layer; groups that it fills are rounded by the public coder.
+    /// Appends a token to each layer. Rounds the groups that it fills with the public coder.
     fn push(&mut self, seed: u64) {
         for layer in self.shape.kv_layers() {
             let own = self.shape.layers[layer];
@@ -171,7 +175,7 @@ impl Model {
         let shape = self.shape.plane(layer, plane);
         let plain = self.block(layer, group, plane);
         let (mut stored, mut back) = (Vec::new(), vec![0; plain.len()]);
-        // It says raw where it would not save 5 %.
+        // The coder returns raw if the codec would save less than 5 %.
         let used = encode(codec, &shape, &plain, &mut stored).expect("a plane");
         decode(used, &shape, &stored, &mut back).expect("a plane");
         let row = shape.dims * self.shape.dtype.bytes();
@@ -181,7 +185,7 @@ impl Model {
         }
     }
 
-    /// Everything that a sequence gives, against this.
+    /// Compares everything that can be read of a sequence with the model.
     fn check(&self, store: &Store, sequence: &Sequence) {
         assert_eq!(sequence.len() as usize, self.len());
         for layer in self.shape.kv_layers().into_iter().filter(|_| self.len() > 0) {
@@ -241,7 +245,7 @@ impl Model {
     }
 }
 
-/// Appends tokens of these seeds to all layers, in one call or in two.
+/// Appends tokens of these seeds to all layers, in one or two calls.
 fn append(sequence: &mut Sequence, shape: &Shape, seeds: &[u64]) {
     for layer in shape.kv_layers() {
         let own = shape.layers[layer];
@@ -369,7 +373,7 @@ fn history(shape: &Shape, copies: u8, cache: bool, steps: &[Step]) {
 }
 
 #[test]
-fn what_comes_back_is_what_the_coder_makes_of_it() {
+fn groups_are_what_the_coder_makes_of_them() {
     let strategy = (0..shapes().len(), 1..=2_u8, any::<bool>(), proptest::collection::vec(step(), 1..14));
     let config = Config {
         cases: count_from_env("STRATAKV_CODEC_CASES", 48) as u32,
@@ -384,7 +388,7 @@ fn what_comes_back_is_what_the_coder_makes_of_it() {
         .unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// A store with one committed sequence `a` of so many tokens, closed again.
+/// Writes and closes a store with one committed sequence `a` of `tokens` tokens.
 fn stored(shape: &Shape, tokens: u64) -> (tempfile::TempDir, Vec<PathBuf>, Model) {
     let scratch = fast_scratch();
     let dirs = device_dirs(scratch.path(), 1);
@@ -401,7 +405,7 @@ fn stored(shape: &Shape, tokens: u64) -> (tempfile::TempDir, Vec<PathBuf>, Model
     (scratch, dirs, model)
 }
 
-/// What is stored is as small as the layout says, and no element is further off than documented.
+/// Blocks are as small as the layout says, and no element exceeds the documented error.
 #[test]
 fn blocks_are_smaller_and_elements_within_their_bound() {
     for (codec, bits, most) in [(PlaneCodec::Int8, 8, 0.66), (PlaneCodec::Int4, 4, 0.41)] {
@@ -448,14 +452,14 @@ fn blocks_are_smaller_and_elements_within_their_bound() {
     }
 }
 
-/// What selectors believe of groups holds for what attention sees: decoded keys, not those that were appended.
+/// Bounds hold for the decoded keys that attention reads, not for the appended ones.
 #[test]
 fn bounds_hold_for_decoded_keys() {
     for shape in shapes() {
         let (_scratch, dirs, model) = stored(&shape, 215);
         let store = open(&dirs, true);
         let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("there");
-        // One is built from the min/max records of the sequence, the other from its keys.
+        // One selector uses the min/max records of the sequence, the other its keys.
         let selectors: [Arc<dyn Selector>; 2] = [Arc::new(Quest), Arc::new(LeoAm::default())];
         for selector in selectors {
             let id = sequence.attach(selector).expect("attached");
@@ -496,9 +500,9 @@ fn bounds_hold_for_decoded_keys() {
     }
 }
 
-/// Keys at a low rank are made from decoded keys, values are decoded alone, and outliers are whole blocks.
+/// Low-rank keys are computed from decoded keys, values are decoded alone, and outliers are whole blocks.
 #[test]
-fn values_alone_under_a_codec_beside_rebuilt_keys() {
+fn encoded_values_are_read_alone_with_reconstructed_keys() {
     use stratakv::{Budget, Rope, SelectOptions};
     let layer = LayerSpec::full(2, 64).codecs(PlaneCodec::Int8, PlaneCodec::Int8).rope(Rope::new(64, 10_000.0));
     let layout = KvLayout::builder().layer_specs([layer]).group_tokens(8).build().expect("a layout");
@@ -510,7 +514,7 @@ fn values_alone_under_a_codec_beside_rebuilt_keys() {
     let view = TensorView::token_major(&tensor, 400, 2, 64);
     sequence.append(0, view, view).expect("appended");
     sequence.commit(Durability::Sync).expect("committed");
-    // Full rank gives the stored keys back, rounded to f16 in between.
+    // Full rank reproduces the stored keys, except for a rounding to f16.
     sequence.reconstruct_keys(&ReconstructOptions::default().rank(128).outlier_share(0.1)).expect("rebuilt");
     let selector = sequence.attach(Arc::new(ShadowKv::default())).expect("attached");
     let query: Vec<f32> = (0..4 * 64).map(|i| element(5, 1, 1, 1 + 28 * i)).collect();
@@ -527,7 +531,7 @@ fn values_alone_under_a_codec_beside_rebuilt_keys() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_by_name() {
+fn impossible_codecs_are_refused_by_name() {
     let scratch = fast_scratch();
     let dirs = device_dirs(scratch.path(), 1);
     let store = open(&dirs, false);
@@ -536,7 +540,7 @@ fn what_cannot_be_is_refused_by_name() {
         builder.group_tokens(8).codec_share(0.5).build().expect("a layout")
     };
     let (plain, int8) = (layout(PlaneCodec::Raw, DType::F32), layout(PlaneCodec::Int8, DType::F32));
-    // Half of the layers, spread.
+    // A share of 0.5 encodes every second layer.
     let coded: Vec<bool> = (0..4).map(|at| int8.codecs(at).expect("a layer") == [PlaneCodec::Int8; 2]).collect();
     assert_eq!(coded, [false, true, false, true]);
     let share = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).codec_share(1.5).build().unwrap_err();
@@ -577,7 +581,7 @@ fn what_cannot_be_is_refused_by_name() {
     );
 }
 
-/// The feature appears with the first layout that needs it and stays; stores without are what they were.
+/// The feature bit is set with the first layout that needs it and stays set. Other stores do not have it.
 #[test]
 fn the_feature_is_named_from_the_first_codec_on() {
     let scratch = fast_scratch();
@@ -603,7 +607,7 @@ fn the_feature_is_named_from_the_first_codec_on() {
     let store = open(&dirs, false);
     assert_eq!(features(&dirs), [5, 5]);
     store.close().expect("closed");
-    // Without the bit the layout is damage, for both readers.
+    // Both readers report such a layout as damage if the bit is missing.
     let mut image = image_of(&dirs);
     for (_, name, bytes) in &mut image.files {
         if name.starts_with("manifest/") {
@@ -631,16 +635,16 @@ fn image_of(dirs: &[PathBuf]) -> Image {
     image
 }
 
-/// Ranges that are no numbers under right checksums: an error with its place, from both readers, and no panic.
+/// Both readers report ranges that are not finite, under valid checksums, as damage with a place.
 #[test]
-fn ranges_that_are_no_numbers_are_damage_with_a_place() {
+fn ranges_that_are_not_finite_are_damage_with_a_place() {
     use stratakv_format::checksum::PlaneIdentity;
     use stratakv_format::frame::{FrameHeader, KIND_GROUPS};
     use zerocopy::FromBytes;
     let layer = Layer { heads: 2, key_dim: 64, value_dim: 64, window: None, codecs: [PlaneCodec::Int8; 2] };
     let shape = Shape { layers: vec![layer], dtype: DType::F16, group: 8, separate: false };
     let (_scratch, dirs, model) = stored(&shape, 64);
-    // Block 3: K plane of 2 * (4 * 64 + 8 * 64) bytes, then V.
+    // Block 3 is a K plane of 2 * (4 * 64 + 8 * 64) bytes, then V.
     for (plane, bits) in [(0_usize, f16::INFINITY), (1, f16::NAN)] {
         let codec = [Codec::Int8; 2][plane];
         let (mut wanted, geometry) = (Vec::new(), shape.plane(0, plane));
@@ -659,7 +663,7 @@ fn ranges_that_are_no_numbers_are_damage_with_a_place() {
             }
             let Some(at) = bytes.windows(wanted.len()).position(|window| window == wanted) else { continue };
             (found, place) = (found + 1, at);
-            // The frame in front of it.
+            // The header of the frame that contains the block.
             let header = (0..at / 4096).rev().map(|page| page * 4096).find(|at| bytes[*at..].starts_with(b"SKFR"));
             let header_at = header.expect("a header");
             let header = *FrameHeader::ref_from_prefix(&bytes[header_at..]).expect("a header").0;
@@ -693,11 +697,11 @@ fn ranges_that_are_no_numbers_are_damage_with_a_place() {
         assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
         let corruption = error.corruption().expect("a place");
         assert_eq!((corruption.code, corruption.offset), ("payload-codec", place as u64 + 2));
-        // Reads that it makes for itself.
+        // Reads that the sequence makes for itself.
         let cut = sequence.truncate(27).unwrap_err();
         assert!(cut.kind() == ErrorKind::Corruption && cut.corruption().is_some(), "{cut}");
         assert_eq!(sequence.export(&mut Vec::new()).unwrap_err().kind(), ErrorKind::Corruption);
-        // Groups beside it are well.
+        // Other groups can be read.
         let good = sequence.select(0, SelectRequest::groups(&[1, 2, 4, 5])).expect("a view");
         let batch = store.read(&[&good]).and_then(|ticket| ticket.wait()).expect("read");
         for (nth, group) in [1, 2, 4, 5].into_iter().enumerate() {
@@ -708,9 +712,9 @@ fn ranges_that_are_no_numbers_are_damage_with_a_place() {
     }
 }
 
-/// A file whose pieces are right in every checksum, but for a range that is none.
+/// Every checksum of the file is valid, but a range is not finite.
 #[test]
-fn exports_with_ranges_that_are_no_numbers_are_refused() {
+fn exports_with_ranges_that_are_not_finite_are_refused() {
     use stratakv_format::export::{PIECE_GROUPS, PieceHeader};
     use stratakv_format::{PAGE_BYTES, Unverified};
     use zerocopy::IntoBytes;
@@ -730,7 +734,7 @@ fn exports_with_ranges_that_are_no_numbers_are_refused() {
         let header = *header.verify(index, nonce).expect("a valid header");
         let body = at + size_of::<PieceHeader>();
         if header.kind.get() == PIECE_GROUPS {
-            // A step of the second group's values.
+            // The step of a range of the second group's values.
             let block = 64 * 4 + 8 * 32 + 16 * 4 + 8 * 32;
             file[body + block + 64 * 4 + 8 * 32 + 16 * 2..][..2].copy_from_slice(&bf16::NEG_INFINITY.to_le_bytes());
             let bytes = &file[body..body + header.bytes.get() as usize];

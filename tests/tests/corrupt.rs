@@ -1,4 +1,4 @@
-//! The corpus of broken images: each says what is broken, what kvfsck must find and what the engine must do.
+//! The corpus of broken images. Each file says what is broken, what kvfsck must find, and what the engine must do.
 
 use serde::Deserialize;
 use std::fs;
@@ -11,17 +11,17 @@ use stratakv_tests::rng::Rng;
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Broken {
-    /// What it is about.
+    /// The damage in words.
     why: String,
-    /// Devices of the store.
+    /// The number of devices.
     devices: usize,
-    /// The edits, each with the front of the path of the files it is made to: all of them, on all devices.
+    /// The edits. Each applies to all files, on all devices, whose path starts with the given prefix.
     edits: Vec<(String, Edit)>,
-    /// Whether the checksums of metadata are put right.
+    /// True if the checksums of metadata are made valid again.
     sealed: bool,
-    /// Codes that kvfsck must find; none: the image is clean.
+    /// The codes that kvfsck must find. The image is clean if the list is empty.
     finds: Vec<String>,
-    /// Kind of the engine's error; none: it reads everything that the whole image holds.
+    /// The kind of the engine's error. Without one, the engine reads everything that the undamaged image holds.
     error: Option<String>,
 }
 
@@ -60,7 +60,7 @@ fn on_file(edit: &Edit, at: usize) -> Edit {
 }
 
 #[test]
-fn broken_images_are_told_as_they_are() {
+fn broken_images_are_reported_as_they_are() {
     let mut wrong = Vec::new();
     let mut count = 0;
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("corrupt");
@@ -91,7 +91,7 @@ fn broken_images_are_told_as_they_are() {
     assert!(count >= 14, "{count} images");
 }
 
-/// Runs `doing` in a process of its own, under this limit of its address space.
+/// Runs `doing` in a process of its own with this limit of its address space.
 fn limited(test: &str, bytes: Option<u64>, doing: impl FnOnce()) {
     const CHILD: &str = "STRATAKV_TEST_LIMITED";
     if std::env::var_os(CHILD).is_some() {
@@ -107,7 +107,7 @@ fn limited(test: &str, bytes: Option<u64>, doing: impl FnOnce()) {
     assert!(out.status.success(), "{}\n{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
 }
 
-/// Pages of segments in each other's place, their checksums put right: the right bytes in the wrong place are an error.
+/// Pages of segments are exchanged and their checksums made valid. Right bytes in the wrong place are an error.
 #[test]
 fn lmcache_4385_wrong_content_served_from_disk() {
     let mut rng = Rng(4385);
@@ -132,7 +132,7 @@ fn lmcache_4385_wrong_content_served_from_disk() {
     assert!(refused > 50, "only {refused} swaps met a page that is read");
 }
 
-/// Huge numbers in every field of every header, checksums put right, in a process that cannot have 3 GiB.
+/// Every field of every header gets huge numbers under valid checksums. The process cannot allocate 3 GiB.
 #[test]
 fn redb_1331_huge_allocation_from_a_length_field() {
     limited("redb_1331_huge_allocation_from_a_length_field", Some(3 << 30), || {
@@ -153,7 +153,7 @@ fn redb_1331_huge_allocation_from_a_length_field() {
     });
 }
 
-/// kvfsck and the engine on images with any edits: an answer, never a panic; and what kvfsck calls clean opens.
+/// kvfsck and the engine answer on images with random edits and never panic. An image that kvfsck calls clean opens.
 #[test]
 fn redb_1333_repair_panics() {
     let mut rng = Rng(1333);

@@ -1,4 +1,4 @@
-//! What each level of durability costs and promises while nothing fails: who syncs, when, and how often.
+//! The cost and the promise of each level of durability without failures: when and how often the store syncs.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -31,13 +31,13 @@ fn store_on(devices: usize, lazy_delay: Duration) -> (TempDir, Vec<PathBuf>, Sto
     (scratch, dirs, store)
 }
 
-/// Syncs so far, by device.
+/// Returns the number of syncs by device.
 fn syncs(store: &Store) -> Vec<u64> {
     store.status().devices.iter().map(|device| device.counters.syncs).collect()
 }
 
 #[test]
-fn a_lazy_commit_is_durable_within_its_delay_and_nobody_calls() {
+fn a_lazy_commit_is_durable_within_its_delay_without_a_call() {
     let (scratch, dirs, store) = store_on(1, Duration::from_millis(20));
     let mut sequence = create(&store, "a");
     append(&mut sequence, 100);
@@ -62,11 +62,11 @@ fn a_lazy_commit_is_durable_within_its_delay_and_nobody_calls() {
 fn a_commit_without_durability_syncs_nothing() {
     let (_scratch, dirs, store) = store_on(2, Duration::from_secs(3600));
     let mut sequence = create(&store, "a");
-    // The files of the segments and their names are made and synced once.
+    // The first commit creates and syncs the files of the segments and their names.
     append(&mut sequence, 2000);
     sequence.commit(Durability::Sync).expect("a commit");
-    store.run_maintenance().expect("tended");
-    // The background makes durable what it opens, and what is queued by then.
+    store.run_maintenance().expect("maintenance");
+    // The background syncs segments that it opens, and queued commits with them.
     let quiet = (0..8).any(|_| {
         let before = syncs(&store);
         for _ in 0..50 {
@@ -85,7 +85,7 @@ fn a_commit_without_durability_syncs_nothing() {
     assert_clean(&dirs, "after commits without durability");
 }
 
-/// Data, then the manifest's two copies: however many sequences wait.
+/// A group of commits syncs the data and the two copies of the manifest once, for any number of sequences.
 #[test]
 fn a_group_of_commits_takes_the_syncs_of_one() {
     let (_scratch, _dirs, store) = store_on(1, Duration::from_secs(3600));
@@ -102,9 +102,9 @@ fn a_group_of_commits_takes_the_syncs_of_one() {
         last.commit(Durability::Sync).expect("a commit");
         syncs(&store)[0] - before
     };
-    // The first one makes the segment.
+    // The first commit creates the segment.
     cost(&mut sequences[..1]);
-    // Now and then a segment or a manifest begins as well.
+    // The minimum is taken, because some commits also start a segment or a manifest.
     let mut least = |count: usize| (0..8).map(|_| cost(&mut sequences[..count])).min();
     assert_eq!(least(1), Some(3), "data and two copies of the manifest");
     assert_eq!(least(40), Some(3));
@@ -130,7 +130,7 @@ fn a_listing_has_sizes_and_times() {
     assert_eq!((one.key.as_str(), one.tokens, one.parent, one.ttl_ms), ("a", 128, None, 0));
     assert!((start..=middle).contains(&one.created_unix_ms), "{one:?}");
     assert!((middle + 20..=end).contains(&one.committed_unix_ms), "{one:?}");
-    // Keys and values in f32, and at most as much again for headers and padding.
+    // The content is keys and values in f32. Headers and padding take at most the same again.
     let content = 128 * 2 * ROW as u64 * 4;
     assert!((content..2 * content).contains(&one.disk_bytes), "{one:?} of {content}");
     assert_eq!(one.disk_bytes, store.usage().expect("usage").live_bytes);

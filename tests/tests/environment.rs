@@ -1,5 +1,6 @@
-//! Stores on file systems that are full, go read-only, or lose the device below them. Needs root for loop devices and
-//! mounts; says what it skips without.
+//! Stores on file systems that are full, become read-only, or lose their device.
+//!
+//! The tests need root for loop devices and mounts. Without it, they print what they skip.
 
 use std::fs;
 use std::io::Write;
@@ -23,7 +24,7 @@ fn seeds(name: u64, tokens: usize) -> Vec<u64> {
     (0..tokens).map(|token| mix(mix(name) ^ token as u64)).collect()
 }
 
-/// Appends one committed sequence of this name.
+/// Creates and commits a sequence of this name.
 fn write(store: &Store, name: u64, tokens: usize) -> stratakv::Result<()> {
     let options = CreateOptions::new().key(name.to_string()).store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&shape().layout()?, options)?;
@@ -33,7 +34,7 @@ fn write(store: &Store, name: u64, tokens: usize) -> stratakv::Result<()> {
     sequence.commit(Durability::Sync)
 }
 
-/// Reads a sequence whole and compares it.
+/// Reads a whole sequence and compares it.
 fn check(store: &Store, name: u64, tokens: usize) {
     let sequence = store.open_sequence(&name.to_string(), OpenSequence::new()).expect("a sequence");
     assert_eq!(sequence.len(), tokens as u64, "sequence {name}");
@@ -44,7 +45,7 @@ fn small(file_system: &str, bytes: u64) -> Option<SmallFileSystem> {
     SmallFileSystem::new(file_system, bytes).inspect_err(|why| skipped(why)).ok()
 }
 
-/// A file of somebody else takes what is left.
+/// Fills the file system with a foreign file.
 fn take_the_rest(at: &Path) {
     let mut file = fs::File::create(at.join("foreign")).expect("a file");
     for size in [1 << 20, 64 << 10, 4096] {
@@ -58,7 +59,7 @@ fn a_full_file_system_gives_back_what_is_deleted() {
     for (file_system, bytes) in [("ext4", 64 * MIB), ("xfs", 320 * MIB)] {
         let Some(small) = small(file_system, bytes) else { continue };
         let dirs = device_dirs(&small.at(), 1);
-        // Room for a few segments on either, whatever the size that its tools insist on.
+        // Both file systems keep space for a few segments, whatever smallest size their tools need.
         let filler = small.at().join("filler");
         let file = fs::File::create(&filler).expect("a file");
         let free = rustix::fs::statvfs(small.at()).map(|s| s.f_bavail * s.f_frsize).expect("its space");
@@ -75,7 +76,7 @@ fn a_full_file_system_gives_back_what_is_deleted() {
         assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused:?}");
         assert!(there.len() > 10, "{}", there.len());
         take_the_rest(&small.at());
-        // Not one byte is left to anybody. What is there can be read, and goes.
+        // Without a free byte, sequences can still be read and deleted.
         there.iter().for_each(|name| check(&store, *name, TOKENS));
         let gone: Vec<u64> = there.extract_if(.., |name| *name % 2 == 0).collect();
         for name in &gone {
@@ -89,7 +90,7 @@ fn a_full_file_system_gives_back_what_is_deleted() {
             write(&store, *name, TOKENS).unwrap_or_else(|e| panic!("{file_system}: {e:?} {:#?}", store.usage()));
             there.push(*name);
         }
-        // Commits, until the manifest has to begin anew without any room for it, and then some.
+        // More commits than the manifest has room for, so that it needs a new generation without free space.
         let mut parent = store.open_sequence("1", OpenSequence::new()).expect("a sequence");
         let mut refused = 0;
         for step in 0..1_200_u32 {
@@ -115,10 +116,10 @@ fn a_full_file_system_gives_back_what_is_deleted() {
     }
 }
 
-/// A commit that finds no space leaves its tokens where they were, and a manifest that cannot become larger refuses
-/// what would make it; both go on when something was deleted.
+/// A commit without space keeps its tokens in memory, and a manifest without space refuses to grow. Both work again
+/// after a deletion.
 #[test]
-fn commits_and_checkpoints_without_space_fail_and_go_on() {
+fn commits_and_checkpoints_without_space_fail_and_recover() {
     const TOKENS: usize = 400;
     for (file_system, bytes) in [("ext4", 64 * MIB), ("xfs", 320 * MIB)] {
         let Some(small) = small(file_system, bytes) else { continue };
@@ -126,11 +127,11 @@ fn commits_and_checkpoints_without_space_fail_and_go_on() {
         let file = fs::File::create(small.at().join("filler")).expect("a file");
         let free = rustix::fs::statvfs(small.at()).map(|s| s.f_bavail * s.f_frsize).expect("its space");
         rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, free - 24 * MIB).expect("room");
-        // Memory for more forks than the manifest has room for.
+        // The memory suffices for more forks than the manifest has room for.
         let store = small_options(&dirs).memory_limit(ByteSize::mib(256)).open().expect("a store");
         (0..6).for_each(|name| write(&store, name, TOKENS).expect("a sequence"));
         take_the_rest(&small.at());
-        // Few at a time: they stay in memory until they are committed.
+        // Few tokens at a time stay in memory until the commit.
         let mut grown = store.create_sequence(&shape().layout().expect("a layout"), CreateOptions::new().key("1000"));
         let grown = grown.as_mut().expect("a sequence");
         let all = seeds(1000, 100_000);
@@ -150,7 +151,7 @@ fn commits_and_checkpoints_without_space_fail_and_go_on() {
         store.open_sequence("0", OpenSequence::new()).and_then(|one| one.delete(Durability::Sync)).expect("deleted");
         store.open_sequence("1", OpenSequence::new()).and_then(|one| one.delete(Durability::Sync)).expect("deleted");
         grown.commit(Durability::Sync).expect("room again");
-        // Forks cost no data, but words in the manifest.
+        // Forks need no data, only records in the manifest.
         let mut forks = Vec::new();
         let refused = (0..100_000).find_map(|at| {
             let made = grown.fork_as(&format!("{}{at}", "x".repeat(500))).and_then(|mut fork| {
@@ -176,7 +177,7 @@ fn commits_and_checkpoints_without_space_fail_and_go_on() {
     }
 }
 
-/// Processor time of the threads of lazy commits, in ticks.
+/// Returns the CPU time of the threads of lazy commits, in ticks.
 fn lazy_ticks() -> u64 {
     let tasks = fs::read_dir("/proc/self/task").expect("threads").flatten();
     let of = |stat: String| {
@@ -188,7 +189,7 @@ fn lazy_ticks() -> u64 {
     tasks.filter_map(|task| fs::read_to_string(task.path().join("stat")).ok()).filter_map(of).sum()
 }
 
-/// The thread of lazy commits tries what failed for good no more, and does not keep a processor busy with it.
+/// The thread of lazy commits does not retry a permanent failure and uses no CPU time for it.
 #[test]
 fn lazy_commits_end_with_the_first_that_fails() {
     let Some(small) = small("ext4", 64 * MIB) else { return };
@@ -202,7 +203,7 @@ fn lazy_commits_end_with_the_first_that_fails() {
         return;
     }
     let lazily = |open: &mut Sequence, from| grow(open, from, from + 8).and_then(|()| open.commit(Durability::Lazy));
-    // What is queued, or refused at once because the frame could not be written.
+    // Each commit is queued, or refused at once because its frame cannot be written.
     let mut from = 100;
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while store.health().read_only.is_none() && lazily(&mut open, from).is_ok() {
@@ -213,13 +214,13 @@ fn lazy_commits_end_with_the_first_that_fails() {
     let state = store.create_sequence(&shape().layout().expect("a layout"), CreateOptions::new().key("empty"));
     let queued = state.and_then(|mut one| one.commit(Durability::Lazy));
     std::thread::sleep(4 * delay);
-    // Whoever commits learns of it, and the thread rests.
+    // Later commits fail, and the thread sleeps.
     let error = store.flush().and_then(|()| write(&store, 2, 8)).expect_err("a read-only file system");
     println!("{queued:?}; {error}");
     let before = lazy_ticks();
     std::thread::sleep(std::time::Duration::from_secs(1));
     let spent = lazy_ticks().saturating_sub(before);
-    // Ticks of a hundredth of a second; other stores of this process have such threads too, which sleep.
+    // A tick is a hundredth of a second. Other stores of this process have such threads too, but they sleep.
     assert!(spent <= 20, "{spent} ticks in a second");
     drop(open);
     let _ = store.close();
@@ -240,14 +241,14 @@ fn a_file_system_that_goes_read_only_loses_nothing_acknowledged() {
     let error = grown.expect_err("a read-only file system");
     assert!(matches!(error.kind(), ErrorKind::Io | ErrorKind::Indeterminate | ErrorKind::Poisoned), "{error:?}");
     println!("{error}");
-    // What was acknowledged is there to read, and nothing pretends to be written.
+    // Acknowledged tokens can be read, and no write reports success.
     let again = write(&store, 2, 300).expect_err("a read-only file system");
     assert!(matches!(again.kind(), ErrorKind::Io | ErrorKind::Indeterminate | ErrorKind::Poisoned), "{again:?}");
     drop(open);
     check(&store, 1, 300);
     assert!(!store.health().is_well(), "{:?}", store.health());
     let _ = store.close();
-    small.mount().expect("mounted anew");
+    small.mount().expect("mounted again");
     let store = small_options(&dirs).open().expect("the store opens");
     let sequence = store.open_sequence("1", OpenSequence::new()).expect("a sequence");
     let tokens = sequence.len() as usize;
@@ -276,14 +277,13 @@ fn a_device_that_ends_early_gives_errors_with_their_place() {
         })
         .collect();
     let image = fs::OpenOptions::new().write(true).open(small.image()).expect("the image");
-    // More and more of it is gone.
+    // The image becomes shorter and shorter.
     let found = [40, 24, 12, 6].into_iter().any(|mib| {
         image.set_len(mib * MIB).expect("a shorter image");
         let (mut lost, mut whole) = (0, 0);
         for (view, sequence) in &views {
             let read = store.read(&[view]).and_then(|ticket| ticket.wait()).and_then(|batch| batch.get(0).map(|_| ()));
             match read {
-                // The bytes are compared.
                 Ok(()) => {
                     let name = sequence.key().parse().expect("a number");
                     if readable(&store, sequence) {
@@ -306,7 +306,7 @@ fn a_device_that_ends_early_gives_errors_with_their_place() {
     assert!(!store.health().is_well(), "{:#?}", store.health());
 }
 
-/// Whether all layers can be read.
+/// Returns whether all layers can be read.
 fn readable(store: &Store, sequence: &Sequence) -> bool {
     (0..2).all(|layer| {
         let read = sequence
@@ -321,7 +321,7 @@ fn readable(store: &Store, sequence: &Sequence) -> bool {
 fn a_limit_of_file_sizes_is_no_space() {
     const CHILD: &str = "STRATAKV_TEST_FILE_LIMIT";
     if std::env::var_os(CHILD).is_none() {
-        // In a process of its own, which the limit is for; beyond it, a signal ends those that do not see to it.
+        // The limit applies to a whole process, so the test starts one. A write beyond the limit also raises SIGXFSZ.
         let own = std::env::current_exe().expect("this program");
         let arguments = ["--exact", "a_limit_of_file_sizes_is_no_space", "--nocapture"];
         let out = std::process::Command::new(own).args(arguments).env(CHILD, "1").output().expect("a child");

@@ -1,4 +1,8 @@
-//! A sequence out of a store as one file and into another store: the same to the last byte, or not there at all.
+//! Export of a sequence to a file and import into another store.
+//!
+//! - The imported sequence equals the exported one byte for byte, whatever the sizes of frames and segments.
+//! - A damaged, foreign or interrupted file is refused and leaves nothing in the store.
+//! - The engine and kvfsck agree on every file.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -32,7 +36,7 @@ fn shapes() -> [SequenceShape; 6] {
             5,
         ),
         layers(vec![LayerShape { value_dim: 16, ..LayerShape::full(4, 32) }], DType::Bf16, 1),
-        // A block of more than a page, and one that is no multiple of one.
+        // A block of more than a page, and one that is not a multiple of a page.
         layers(vec![LayerShape::full(4, 80), LayerShape::full(1, 17)], DType::F16, 16),
         // A block larger than a part of a view.
         layers(vec![LayerShape::full(16, 128)], DType::F32, 32),
@@ -79,7 +83,8 @@ enum Step {
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
-        6 => (prop_oneof![3 => 1_usize..70, 1 => 70_usize..300], 0_usize..3).prop_map(|(n, order)| Step::Append(n, order)),
+        6 => (prop_oneof![3 => 1_usize..70, 1 => 70_usize..300], 0_usize..3)
+            .prop_map(|(n, order)| Step::Append(n, order)),
         3 => any::<u64>().prop_map(Step::Truncate),
         3 => proptest::option::of(0_usize..3000).prop_map(Step::Commit),
         2 => (1_usize..40).prop_map(Step::Ids),
@@ -87,7 +92,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Makes a sequence by these steps; the seeds of its tokens.
+/// Makes a sequence by these steps. Returns it with the seeds of its tokens.
 fn history(store: &Store, shape: &SequenceShape, key: &str, summary: bool, steps: &[Step]) -> (Sequence, Vec<u64>) {
     let mut options = CreateOptions::new().key(key);
     if summary {
@@ -146,7 +151,7 @@ fn an_imported_sequence_is_the_exported_one() {
         prop_assert!(report.clean, "{}", report.to_text());
         prop_assert_eq!(report.export.tokens, seeds.len() as u64);
 
-        // Other sizes of frames and segments than where it came from.
+        // The target has other frame and segment sizes than the source.
         let sizes = [
             (ByteSize::kib(64), ByteSize::mib(2)),
             (ByteSize::kib(128), ByteSize::mib(1)),
@@ -164,11 +169,11 @@ fn an_imported_sequence_is_the_exported_one() {
         let mut imported = store.open_sequence("session", OpenSequence::new().layout(&layout)).unwrap();
         prop_assert_eq!((imported.state(), imported.token_ids()), (sequence.state(), sequence.token_ids()));
         shape.check_all(&store, &imported, |_| seeds.clone());
-        // Blocks, tails, summaries, ids and state, byte for byte.
+        // A second export has the same blocks, tails, summaries, ids and state.
         let again = export(&mut imported);
         prop_assert_eq!(again.len(), file.len());
         prop_assert!(pieces(&again) == pieces(&file));
-        // It goes on like any other.
+        // The imported sequence grows like any other.
         let more: Vec<u64> = (0..40).map(|at| mix(1 << 40 | at)).collect();
         for layer in shape.kv_layers() {
             shape.append(&mut imported, layer, &more, Order::TokenMajor).unwrap();
@@ -239,7 +244,7 @@ impl HasLength for kvfsck::ExportReport {
     }
 }
 
-/// Pieces as a file again, every checksum right.
+/// Assembles pieces to a file with valid checksums.
 fn assemble(page: &[u8], pieces: &[(Piece, Vec<u8>)]) -> Vec<u8> {
     let nonce = u64::from_le_bytes(page[64..72].try_into().expect("8 bytes"));
     let mut file = page.to_vec();
@@ -307,7 +312,7 @@ fn pieces_that_do_not_belong_are_refused_although_their_checksums_are_right() {
             }
             Err(e) => {
                 refusals += 1;
-                // Another layout is whole in itself.
+                // A file of another layout is valid, so kvfsck accepts it.
                 let other = e.kind() == ErrorKind::LayoutMismatch;
                 assert!(!report.clean || other, "seed {seed}: kvfsck takes what the engine does not: {e}");
                 assert!(store.sequences().is_empty(), "seed {seed}");
@@ -341,7 +346,7 @@ fn another_model_is_refused() {
     assert_eq!(store.sequences().len(), 3);
 }
 
-/// Copies the devices of a store when it has given so many bytes, and fails when it has given so many more.
+/// A reader that copies the devices of a store after some bytes, and fails after some more.
 struct Interrupted<'a> {
     file: &'a [u8],
     at: usize,
@@ -417,7 +422,7 @@ fn a_store_with_little_memory_moves_a_long_sequence() {
         options.open().unwrap()
     };
     let (source, target) = (tight("from"), tight("to"));
-    // 3 KiB a token: twice the memory.
+    // A token has 3 KiB, so the sequence has twice the memory limit.
     let steps = [Step::Append(2000, 0), Step::Commit(None), Step::Append(2100, 1), Step::Commit(None)];
     let (mut sequence, seeds) = history(&source, &shape, "session", false, &steps);
     assert!(sequence.kv_bytes() > 12 << 20);
@@ -426,7 +431,7 @@ fn a_store_with_little_memory_moves_a_long_sequence() {
     let metadata = std::fs::metadata(&path).unwrap();
     assert_eq!((metadata.len(), metadata.permissions().mode() & 0o777), (exported.bytes, 0o600));
     assert_eq!(sequence.export_file(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
-    assert_eq!(std::fs::metadata(&path).unwrap().len(), exported.bytes, "what is there is left alone");
+    assert_eq!(std::fs::metadata(&path).unwrap().len(), exported.bytes, "an existing file is not overwritten");
     let report = kvfsck::check_export(&path, &kvfsck::Options::default(), &()).unwrap();
     assert!(report.clean, "{}", report.to_text());
     let imported = target.import_file(&path, &shape.layout().unwrap(), ImportOptions::new()).unwrap();
@@ -454,9 +459,9 @@ fn a_store_with_little_memory_moves_a_long_sequence() {
     assert_eq!(directory.unwrap_err().kind(), ErrorKind::InvalidArgument);
 }
 
-/// What ends a sequence comes along, unless the import says otherwise, and ends it.
+/// The time to live and the eviction priority are imported and take effect, unless the import sets others.
 #[test]
-fn what_ends_a_sequence_is_imported() {
+fn expiry_and_eviction_settings_are_imported() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
     let store = open(&dirs);
@@ -485,7 +490,7 @@ fn what_ends_a_sequence_is_imported() {
         assert_eq!(info.tokens, 3);
     }
     std::thread::sleep(2 * soon);
-    store.run_maintenance().expect("tended");
+    store.run_maintenance().expect("maintenance");
     let mut left: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
     left.sort();
     assert_eq!(left, ["a", "as it was", "for good"]);

@@ -1,4 +1,4 @@
-//! Writes that fail between attempts to commit: what is acknowledged in the end is all there.
+//! Writes that fail between attempts to commit. Everything that is finally acknowledged must be there.
 
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, OpenSequence, Store, StoreOptions};
@@ -8,7 +8,7 @@ use stratakv_tests::rng::mix;
 const SEGMENT: u64 = 64 << 10;
 const SEGMENTS: u64 = 24;
 const MANIFEST_PAGES: u64 = 12;
-/// Token ids of a frame: more than half a segment, so that each takes one.
+/// Token ids of a frame. They take more than half a segment, so that each frame needs its own.
 const IDS: usize = 6000;
 
 fn shape() -> SequenceShape {
@@ -21,7 +21,7 @@ fn options() -> StoreOptions {
     options.capacity(ByteSize(capacity)).frame_bytes(ByteSize::kib(64))
 }
 
-/// Whether an error of the device came between: the commit is tried again. Nothing else may go wrong.
+/// Returns whether the operation failed. An error of the device sets `io`, and no other error is allowed.
 fn failed(outcome: Result<(), Error>, io: &mut bool) -> bool {
     let Err(e) = outcome else { return false };
     assert!(matches!(e.kind(), ErrorKind::Io | ErrorKind::NoSpace), "{e:?}");
@@ -29,9 +29,8 @@ fn failed(outcome: Result<(), Error>, io: &mut bool) -> bool {
     true
 }
 
-/// A commit of several small frames finds room for some of them; then there is room, and more is appended and
-/// committed, until that succeeds. The write of this number fails. Whether the first commit found no room, and a later
-/// attempt met the failed write.
+/// Commits several small frames of which only some fit. Then frees space, appends more and commits until that succeeds.
+/// Write number `write` fails. Returns whether the first commit lacked space and a later attempt met the failed write.
 fn commit_in_parts(fillers: usize, write: u64) -> bool {
     let geometry = Geometry {
         devices: 1,
@@ -58,7 +57,7 @@ fn commit_in_parts(fillers: usize, write: u64) -> bool {
     let (mut short, mut io) = (false, false);
     match sequence.commit(Durability::Sync) {
         Err(e) if e.kind() == ErrorKind::NoSpace => short = true,
-        // The failed write was one of the manifest, and nothing is committed any more.
+        // The failed write was one of the manifest, so the store accepts no more commits.
         Err(e) if matches!(e.kind(), ErrorKind::Indeterminate | ErrorKind::Poisoned) => return false,
         other => {
             failed(other, &mut io);
@@ -106,7 +105,7 @@ fn commit_in_parts(fillers: usize, write: u64) -> bool {
 }
 
 #[test]
-fn what_follows_a_frame_that_failed_unseen_is_committed() {
+fn frames_after_an_unnoticed_failed_write_are_committed() {
     let mut met = 0;
     for fillers in 16..=24 {
         for write in 0..12 {

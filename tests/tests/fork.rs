@@ -1,5 +1,5 @@
-//! Forks: sequences that start with the same tokens and go their own ways, whoever is committed, cut, deleted or
-//! reopened first.
+//! Forks: sequences that share their first tokens. Each keeps every byte, whichever of them is committed, truncated,
+//! deleted or reopened first.
 
 use std::path::PathBuf;
 use stratakv::{CreateOptions, DType, Durability, ErrorKind, OpenSequence, Sequence, Store, StoredSummary};
@@ -42,7 +42,7 @@ impl World {
         Pair { sequence: self.store().create_sequence(&layout, options).expect("a sequence"), seeds: Vec::new() }
     }
 
-    /// Closes or leaves the store, and opens it again.
+    /// Closes or drops the store, and opens it again.
     fn reopen(&mut self, close: bool) {
         let store = self.store.take().expect("an open store");
         if close {
@@ -136,7 +136,7 @@ fn a_fork_commits_what_it_took_over_uncommitted() {
         grandchild.commit();
         child.commit();
         let (of_child, of_grandchild) = (child.seeds.clone(), grandchild.seeds.clone());
-        // Never committed, it goes; or its frames are those of its children too.
+        // An uncommitted parent disappears. A committed one shares its frames with its children.
         drop((parent, child, grandchild));
         world.reopen(false);
         assert_eq!(world.store().sequences().len(), if parent_first { 3 } else { 2 });
@@ -163,9 +163,9 @@ fn deleted_in_any_order_the_others_keep_every_byte() {
                 all.iter_mut().flatten().for_each(Pair::commit);
             }
             for gone in order {
-                let pair = all[gone].take().expect("one that is there");
+                let pair = all[gone].take().expect("a sequence that was not deleted");
                 pair.sequence.delete(Durability::Sync).expect("a delete");
-                // Its space is used again, if it is free.
+                // Another sequence uses the space if it is free.
                 let mut other = world.create("other");
                 other.append(600, 7);
                 other.commit();
@@ -181,7 +181,7 @@ fn deleted_in_any_order_the_others_keep_every_byte() {
                 }
             }
             assert!(world.store().sequences().is_empty());
-            assert_eq!(world.live(), 0, "nobody refers to a frame any more");
+            assert_eq!(world.live(), 0, "no sequence refers to a frame");
         }
     }
 }
@@ -216,7 +216,7 @@ fn a_fork_that_was_never_committed_leaves_nothing() {
         drop(child);
         parent.commit();
     }
-    assert!(world.store().status().file_bytes <= files + (2 << 20), "space of forks that are gone is used again");
+    assert!(world.store().status().file_bytes <= files + (2 << 20), "space of dropped forks is used again");
     let seeds = parent.seeds.clone();
     drop(parent);
     world.reopen(true);
@@ -231,7 +231,7 @@ fn a_fork_below_a_cut() {
     parent.commit();
     parent.truncate(101);
     let mut child = parent.fork("child");
-    // The cut of the parent is not committed, the fork is.
+    // The fork is committed, but the parent's truncation is not.
     child.append(5, 2);
     child.commit();
     parent.append(60, 3);
@@ -246,13 +246,12 @@ fn a_fork_below_a_cut() {
     drop((child, parent));
 }
 
-/// Frames that a fork brought into the store, and that were moved since, are announced by their parent where they lie
-/// by then.
+/// A fork commits frames before their parent, and cleaning moves them. The parent's commit then names their new places.
 #[test]
-fn a_parent_announces_what_was_moved_meanwhile() {
+fn a_parent_commits_frames_that_were_moved_meanwhile() {
     let mut world = World::new();
     let (mut dead, mut pairs) = (Vec::new(), Vec::new());
-    // Side by side in segments that they share, being small.
+    // The sequences are small, so several share a segment.
     for round in 0..12 {
         let mut other = world.create("");
         other.append(150, 100 + round);

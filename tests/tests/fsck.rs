@@ -1,5 +1,7 @@
-//! The engine writes, kvfsck reads: clean however the store ended; one flipped byte in a live page is found at its
-//! place, and the engine serves everything else right.
+//! Stores that the engine writes and kvfsck checks.
+//!
+//! - A store is clean after a close, a drop, a kill, many checkpoints, and while it is open.
+//! - kvfsck finds a flipped byte of a live page at its place. The engine reports it too and serves everything else.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -20,7 +22,7 @@ use stratakv_tests::rng::{Rng, mix};
 struct Case {
     devices: usize,
     dtype: DType,
-    /// Blocks of a page or more, or several in a page.
+    /// True if blocks have a page or more. Otherwise several blocks share a page.
     pages: bool,
     checksum: ChecksumChoice,
 }
@@ -59,7 +61,7 @@ impl Case {
     }
 }
 
-/// What the store must hold: tokens by sequence key. Token `t` of `key` has the seed [`seed`].
+/// The expected number of tokens by sequence key. [`seed`] gives the seed of each token.
 type Expected = BTreeMap<String, usize>;
 
 fn seed(key: &str, token: usize) -> u64 {
@@ -70,7 +72,7 @@ fn seeds(key: &str, tokens: std::ops::Range<usize>) -> Vec<u64> {
     tokens.map(|t| seed(key, t)).collect()
 }
 
-/// One round on an open store: sequences grow, come and go. `report` hears of what is durable.
+/// Grows, creates and deletes sequences of an open store. Calls `report` with what is durable.
 fn round(
     store: &Store,
     shape: &SequenceShape,
@@ -112,14 +114,14 @@ fn round(
         expected.insert(key, length);
         report(expected);
         if rng.below(3) == 0 {
-            // Beyond the commit: gone when the handle is.
+            // These tokens are not committed, so they disappear with the handle.
             let more = seeds("beyond", 0..9);
             shape.append(&mut sequence, 0, &more, Order::TokenMajor).expect("an append");
         }
     }
 }
 
-/// Everything a store must hold is there.
+/// Checks that the store holds exactly what is expected.
 fn verify(store: &Store, shape: &SequenceShape, expected: &Expected) {
     let keys: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
     assert_eq!(keys.len(), expected.len(), "{keys:?}");
@@ -167,7 +169,7 @@ fn clean_after_close_and_drop() {
     }
 }
 
-/// The store stays open at the copy: nothing was told that it ends.
+/// The copy is made while the store is open.
 #[test]
 fn clean_while_open() {
     let mut rng = Rng(3);
@@ -190,7 +192,7 @@ fn clean_while_open() {
     }
 }
 
-/// Enough commits that the manifest fills and starts anew, many times opened.
+/// The commits fill the manifest several times, and the store is opened many times.
 #[test]
 fn clean_after_checkpoints() {
     let root = fast_scratch();
@@ -231,7 +233,7 @@ fn clean_after_checkpoints() {
 
 const CHILD: &str = "STRATAKV_TEST_FSCK_CHILD";
 
-/// Not a test of its own: the process that [`clean_after_sigkill`] kills.
+/// Runs the process that [`clean_after_sigkill`] kills. It is not a test of its own.
 #[test]
 fn child_that_is_killed() {
     let Ok(root) = std::env::var(CHILD) else { return };
@@ -290,7 +292,7 @@ fn flip(dirs: &[PathBuf], region: &Region, offset: usize, mask: u8) {
     file.write_all_at(&[byte[0] ^ mask], offset as u64).expect("a byte");
 }
 
-/// One flipped byte: kvfsck finds it there; the engine serves all the rest, and nothing wrong.
+/// Flips one byte. kvfsck must find it there. The engine must serve everything else and no wrong byte.
 fn flipped_byte(case: Case, expected: &Expected, dirs: &[PathBuf], region: &Region, at: usize) {
     let offset = region.start + at;
     let what = format!("{case:?} {:?} device {} {} byte {offset}", region.part, region.device, region.file);
@@ -305,7 +307,7 @@ fn flipped_byte(case: Case, expected: &Expected, dirs: &[PathBuf], region: &Regi
             && holds(f.offset.unwrap_or(u64::MAX), f.length.unwrap_or(0))
     });
     assert_eq!(report.exit_code, kvfsck::EXIT_DAMAGE, "{what}:\n{}", report.to_text());
-    let named = named.unwrap_or_else(|| panic!("{what} is not among\n{}", report.to_text()));
+    let named = named.unwrap_or_else(|| panic!("{what} is missing from\n{}", report.to_text()));
     let code = named.code;
 
     let store = match case.options(dirs).create(false).open() {
@@ -346,7 +348,7 @@ fn flipped_byte(case: Case, expected: &Expected, dirs: &[PathBuf], region: &Regi
         assert!(holds(place.offset, place.len), "{what}: {place}");
         assert_eq!(place.code, code.as_str(), "{what}: {place}");
     }
-    // Groups that the window has left behind are live, but nobody can ask for them.
+    // Groups before the window are live, but no selection can contain them.
     let behind_window = named.layer.is_some_and(|layer| shape.layers[usize::from(layer)].window.is_some());
     match code {
         kvfsck::Code::PayloadChecksum if behind_window && damaged.is_empty() => {}
@@ -355,11 +357,11 @@ fn flipped_byte(case: Case, expected: &Expected, dirs: &[PathBuf], region: &Regi
     }
     store.close().unwrap_or_else(|e| panic!("{what}: close: {e:?}"));
     match region.part {
-        // Opening made it whole again.
+        // The open repaired the damage.
         Part::Superblock | Part::ManifestPage | Part::ManifestBatch => assert_clean(dirs, &what),
         _ => {
             let again = check(dirs);
-            assert_eq!(again.exit_code, kvfsck::EXIT_DAMAGE, "{what}: gone by itself");
+            assert_eq!(again.exit_code, kvfsck::EXIT_DAMAGE, "{what}: the damage disappeared");
             assert!(again.has(code), "{what}");
         }
     }
@@ -380,7 +382,7 @@ fn flip_matrix(cases: &[Case], per_part: usize) {
         for (part, regions) in by_part {
             for nth in 0..per_part {
                 let region = &regions[rng.below(regions.len())];
-                // The front of a structure more often than the zeros behind it.
+                // The start of a structure is hit more often than the zeros after it.
                 let at = rng.below(if nth % 2 == 0 { region.len.min(512) } else { region.len });
                 let copy = copy_devices(&dirs, &root.path().join("flipped"), &mut rng);
                 flipped_byte(*case, &expected, &copy, region, at);

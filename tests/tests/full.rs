@@ -1,4 +1,8 @@
-//! Stores on which nothing more fits: what gives space back works all the same.
+//! Full stores: operations that free space must succeed.
+//!
+//! - A full store can be truncated inside groups and deleted from.
+//! - Forks that fill the manifest can be deleted.
+//! - Commits that wait for space in the manifest are bounded.
 
 use std::sync::{Arc, Mutex};
 use stratakv::sim::{Geometry, Simulation};
@@ -11,7 +15,7 @@ use stratakv_tests::rng::mix;
 
 const SEGMENT: u64 = 64 << 10;
 const MANIFEST_PAGES: u64 = 12;
-/// As many as the reserve has room for the tails of.
+/// The number of truncations. The reserve has space for their tails.
 const CUTS: usize = 8;
 
 fn shape() -> SequenceShape {
@@ -29,7 +33,7 @@ fn simulation(seed: u64) -> Simulation {
     Simulation::new(&geometry, seed)
 }
 
-/// So many segments beside two generations of the manifest.
+/// Returns options with a capacity of `segments` segments and two generations of the manifest.
 fn options(segments: u64) -> StoreOptions {
     let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
     options.capacity(ByteSize(segments * SEGMENT + 8192 + 4 * MANIFEST_PAGES * 4096)).frame_bytes(ByteSize::kib(64))
@@ -39,7 +43,7 @@ fn append(sequence: &mut Sequence, seeds: &mut Vec<u64>, tokens: usize) -> strat
     let more: Vec<u64> = (seeds.len()..seeds.len() + tokens).map(|at| mix(sequence.id().0 << 32 | at as u64)).collect();
     for layer in 0..2 {
         if let Err(e) = shape().append(sequence, layer, &more, Order::nth(layer)) {
-            // Both layers as long as before.
+            // Both layers keep their length.
             sequence.truncate(seeds.len() as u64)?;
             return Err(e);
         }
@@ -71,7 +75,7 @@ fn no_space(outcome: &Result<(), Error>) -> bool {
     }
 }
 
-/// Fills the store with sequences, to the last page. Gives what each holds, by key.
+/// Fills the store with sequences to the last page. Returns the seeds of each by key.
 fn fill(store: &Store) -> Vec<(String, Vec<u64>)> {
     let mut whole: Vec<(String, Vec<u64>)> = Vec::new();
     for tokens in [59, 3] {
@@ -80,7 +84,7 @@ fn fill(store: &Store) -> Vec<(String, Vec<u64>)> {
             let (mut sequence, mut seeds) = (create(store, &key), Vec::new());
             let committed = append(&mut sequence, &mut seeds, tokens).and_then(|()| sequence.commit(Durability::Sync));
             if no_space(&committed) {
-                assert!(!committed.is_err_and(|e| e.is_queued()), "what is short are segments");
+                assert!(!committed.is_err_and(|e| e.is_queued()), "segments are short, not the manifest");
                 break;
             }
             whole.push((key, seeds));
@@ -97,7 +101,7 @@ fn a_full_store_is_cut_inside_groups_and_deleted() {
     assert!(whole.len() > 4, "{}", whole.len());
     for (at, (key, seeds)) in whole.iter_mut().filter(|(_, seeds)| seeds.len() > 3).take(CUTS).enumerate() {
         let mut sequence = store.open_sequence(&*key, OpenSequence::new()).expect(key);
-        // Inside a group, and below the last commit. The first gives no frame back.
+        // Each truncation is inside a group and below the last commit. The first frees no frame.
         let left = if at == 0 { 58 } else { 8 * (1 + at % 6) + 3 };
         sequence.truncate(left as u64).expect("a cut");
         seeds.truncate(left);
@@ -105,7 +109,7 @@ fn a_full_store_is_cut_inside_groups_and_deleted() {
         drop(sequence);
         check(&store, key, seeds);
     }
-    // Every other one goes: room again.
+    // Half of the sequences are deleted, which frees space.
     let (mut nth, mut gone) = (0, Vec::new());
     whole.retain(|(key, _)| {
         nth += 1;
@@ -148,7 +152,7 @@ fn forks_that_fill_the_manifest_are_deleted_again() {
             append(&mut parent, &mut seeds, 24).expect("room");
             parent.commit(Durability::Sync).expect("room");
         }
-        // Until no checkpoint takes any more.
+        // The loop ends when no checkpoint has space.
         let mut refused = 0;
         for _ in 0..20_000 {
             let committed = parent.fork().and_then(|mut child| child.commit(Durability::Sync));
@@ -175,7 +179,7 @@ fn forks_that_fill_the_manifest_are_deleted_again() {
         }
         check(&store, "parent", &seeds);
         assert!(store.sequences().iter().filter(|info| info.key.is_empty()).count() <= 21);
-        // As much as before fits again.
+        // The same number of forks fits again.
         let mut parent = store.open_sequence("parent", OpenSequence::new()).expect("the parent");
         for _ in 0..10 {
             parent.fork().and_then(|mut child| child.commit(Durability::Sync)).expect("room for a fork");
@@ -187,10 +191,10 @@ fn forks_that_fill_the_manifest_are_deleted_again() {
 }
 
 #[test]
-fn what_is_appended_behind_a_cut_is_admitted_like_anything_else() {
+fn appends_after_a_truncation_are_admitted_like_others() {
     let simulation = simulation(4);
     let store = simulation.open(options(24)).expect("a store");
-    // Segments that stay free while the manifest takes all the rest.
+    // Deleting the fillers below leaves free segments, while forks fill the manifest.
     for at in 0..8 {
         let (mut filler, mut seeds) = (create(&store, &format!("filler {at}")), Vec::new());
         append(&mut filler, &mut seeds, 160).expect("room");
@@ -222,11 +226,11 @@ fn what_is_appended_behind_a_cut_is_admitted_like_anything_else() {
     let refused = grown.find_map(|outcome| outcome.map(|len| last = len).err()).expect("no end of frames");
     drop(grown);
     assert!(refused.to_string().contains("the manifest has no space"), "{refused}");
-    // Cutting nothing off is no way around it.
+    // A truncation that removes nothing does not help.
     parent.truncate(seeds.len() as u64).expect("a cut");
     let again = parent.commit(Durability::Sync).expect_err("refused");
     assert!(again.to_string().contains("the manifest has no space"), "{again}");
-    // A cut finds room.
+    // A truncation that removes tokens finds space.
     parent.truncate(last as u64 - 5).expect("a cut");
     seeds.truncate(last - 5);
     parent.commit(Durability::Sync).expect("a cut finds room");
@@ -234,7 +238,7 @@ fn what_is_appended_behind_a_cut_is_admitted_like_anything_else() {
     check(&store, "parent", &seeds);
 }
 
-/// Lazy commits that wait for room in the manifest do not pile up, whoever makes them.
+/// The number of lazy commits that wait for space in the manifest is bounded, over all sequences.
 #[test]
 fn commits_that_wait_for_room_are_bounded() {
     let options = || Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
@@ -249,7 +253,7 @@ fn commits_that_wait_for_room_are_bounded() {
     let store = simulation.open(options()).expect("a store");
     let mut sequences = [create(&store, "a"), create(&store, "b")];
     sequences.iter_mut().for_each(|sequence| sequence.commit(Durability::Sync).expect("a commit"));
-    // The files kept for the next generation are no more, and nothing can be made or grown.
+    // The files for the next generation are removed, and no file can be created or grown.
     let manifests: Vec<String> = simulation.files(0).into_iter().filter(|path| path.starts_with("manifest/")).collect();
     let generation = |path: &str| path.split('-').next().map(str::to_owned);
     let now = generation(&manifests[0]);
@@ -284,9 +288,9 @@ fn commits_that_wait_for_room_are_bounded() {
     assert_eq!(store.sequences().len(), 2);
 }
 
-/// Of two sequences the one goes first whose handle went first, whichever was opened first.
+/// Eviction takes the sequence whose handle was dropped first, whichever was opened first.
 #[test]
-fn a_sequence_is_in_use_until_its_handle_goes() {
+fn a_sequence_is_in_use_until_its_handle_is_dropped() {
     let simulation = simulation(2);
     let store = simulation.open(options(10)).expect("a store");
     let kept = |key: &str| {
@@ -314,9 +318,9 @@ fn a_sequence_is_in_use_until_its_handle_goes() {
     assert_eq!(gone.first().map(String::as_str), Some("short"), "{gone:?}");
 }
 
-/// All copies of frames count, whoever asks.
+/// Listings, namespaces and totals all count every copy of a frame.
 #[test]
-fn bytes_of_copies_are_told_alike() {
+fn bytes_of_copies_are_reported_alike() {
     let geometry =
         Geometry { devices: 2, device_bytes: 64 << 20, manifest_pages: 12, batch_bytes: 12_000, whole: false };
     let simulation = Simulation::new(&geometry, 3);

@@ -1,4 +1,4 @@
-//! Golden stores of every version, opened and checked by what reads stores now.
+//! Golden stores of every version, opened with this engine and checked with this kvfsck.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ fn golden(name: &str, root: &Path) -> Vec<PathBuf> {
     to
 }
 
-/// One of several devices.
+/// Copies a golden store of several devices.
 fn golden_devices(name: &str, root: &Path, devices: usize) -> Vec<PathBuf> {
     let own = |device: usize| {
         let root = root.join(format!("of-{device}"));
@@ -66,7 +66,7 @@ fn stores_of_the_first_version() {
 }
 
 #[test]
-fn the_store_with_what_retrieval_keeps() {
+fn the_store_with_stored_summaries() {
     let root = fast_scratch();
     let dirs = golden("v0.2/store-retrieval", root.path());
     assert_clean(&dirs, "as it is");
@@ -91,12 +91,12 @@ fn the_store_with_what_retrieval_keeps() {
         }
         let mut sequence = store.open_sequence("golden", OpenSequence::new()).expect("a sequence");
         assert_eq!(sequence.len(), 8);
-        // An adapter is of one kind in each layer here, so only the selectors without one suit both.
+        // The layers of this adapter have different kinds, so only selectors without an adapter suit all layers.
         let read = || store.status().devices[0].counters.read_bytes;
         for selector in [Arc::new(ShadowKv::default()) as Arc<dyn Selector>, Arc::new(SignBits)] {
             let before = read();
             let id = sequence.attach(Arc::clone(&selector)).expect("attached");
-            // One page of front per layer, and no keys, which would be right behind it.
+            // Each layer reads one page of frame metadata, but not the keys on the next page.
             assert_eq!(read() - before, 2 * 4096, "{}", selector.name());
             for (index, layer) in [(0, 0), (2, 2)] {
                 let found = sequence.selector_summaries(id, index).expect("summaries");
@@ -118,7 +118,7 @@ fn the_store_with_what_retrieval_keeps() {
 
 #[test]
 fn the_store_with_copies() {
-    // Every device, then each without the other.
+    // The store opens with both devices, and with each alone.
     for without in [None, Some(0), Some(1)] {
         let root = fast_scratch();
         let mut dirs = golden_devices("v0.2/store-copies", root.path(), 2);
@@ -196,7 +196,7 @@ fn the_store_with_codecs() {
         LayerSpec::full(2, 40).codecs(PlaneCodec::Int8, PlaneCodec::Int8),
         LayerSpec::none(),
         LayerSpec::full(2, 33).codecs(PlaneCodec::Int4, PlaneCodec::Int4),
-        // There is no V plane: its codec is raw whatever is asked for.
+        // The layer has no V plane, so the codec of the V plane is raw whatever the layout asks for.
         LayerSpec::full(2, 64).value_dim(0).codecs(PlaneCodec::Int8, PlaneCodec::Int4),
     ];
     let builder = KvLayout::builder().layer_specs(layers).group_tokens(8);
@@ -238,7 +238,7 @@ fn layout() -> stratakv::KvLayout {
     builder.fingerprint(*b"fingerprint of the golden model.").build().expect("a layout")
 }
 
-/// What the keys of the golden store give: 1 in the first group, -1/2 in the second.
+/// Computes the summary from the keys of the golden store: 1 in the first group, -1/2 in the second.
 fn from_keys(kind: &dyn SummarySpec, layer: usize) -> Vec<u8> {
     let shape = KeyShape { kv_heads: 2, key_dim: 8, group_tokens: 4, dtype: stratakv::DType::F16 };
     let mut summary = kind.layer(layer, shape).expect("a summary");

@@ -1,4 +1,4 @@
-//! Processes that are killed at any moment: a short run of what `crash kill` does for long.
+//! Processes that are killed at any moment: a short run of `crash kill`.
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
@@ -6,7 +6,7 @@ use stratakv_tests::count_from_env;
 use stratakv_tests::real::kill::{KillPlan, run};
 
 #[test]
-fn killed_at_any_moment() {
+fn processes_are_killed_at_any_moment() {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let plan = KillPlan {
         cycles: count_from_env("STRATAKV_TEST_KILLS", 60) as u64,

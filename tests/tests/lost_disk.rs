@@ -1,5 +1,6 @@
-//! A disk that goes while it is read: its backing file is cut off under its loop device, or its directory is unmounted.
-//! Needs root and says `skipped` without.
+//! Disks that disappear during reads: the backing file of the loop device is truncated, or the directory is unmounted.
+//!
+//! The tests need root. Without it, they print what they skip.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ const DIM: usize = 128;
 const HEADS: usize = 2;
 const GROUP: usize = 8;
 const GROUPS: u64 = 2048;
-/// The longest that a read may take when its disk goes.
+/// The longest time that a read may take when its disk disappears.
 const STALL_MAX: Duration = Duration::from_secs(10);
 
 stratakv_tests::on_threads!(a_disk_is_cut_off_in_a_loop_of_reads, a_disk_is_unmounted_in_a_loop_of_reads,);
@@ -29,7 +30,7 @@ fn call(program: &str, arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// A disk: a file, a loop device, a file system, mounted. All of it goes with this.
+/// A disk: a mounted file system on a loop device on a file. Dropping it removes all of them.
 struct Disk {
     image: PathBuf,
     block: Option<String>,
@@ -57,10 +58,10 @@ impl Disk {
         self.mount.join("store")
     }
 
-    /// Every read from here on is an error.
+    /// Makes every later read an error.
     fn cut(&self) {
         std::fs::OpenOptions::new().write(true).open(&self.image).unwrap().set_len(0).unwrap();
-        // What the page cache of the mount has of it is no disk.
+        // The page cache of the mount must not serve reads.
         std::fs::write("/proc/sys/vm/drop_caches", "1").unwrap();
     }
 
@@ -79,7 +80,7 @@ impl Drop for Disk {
     }
 }
 
-/// Disks, or why there are none.
+/// Makes disks, or returns the reason why this machine cannot.
 fn disks(root: &Path, count: usize) -> Result<Vec<Disk>, String> {
     if !rustix::process::geteuid().is_root() {
         return Err("needs root for loop devices".into());
@@ -93,7 +94,7 @@ fn options(disks: &[Disk], threads: Option<usize>) -> StoreOptions {
     StoreOptions { shard_threads: threads, ..options.frame_bytes(ByteSize::kib(256)) }
 }
 
-/// Every element of a group is its number.
+/// Writes a sequence in which every element of a group is the group's number.
 fn filled(store: &Store) -> Sequence {
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
     let options = CreateOptions::new().key("s").replicas(2);
@@ -107,7 +108,7 @@ fn filled(store: &Store) -> Sequence {
     sequence
 }
 
-/// Reads some groups and compares every byte. How long it took.
+/// Reads some groups and compares every byte. Returns the time that the read took.
 fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
     let view = sequence.select(0, SelectRequest::groups(groups)).unwrap();
     let start = Instant::now();
@@ -126,7 +127,7 @@ fn read_all(store: &Store, sequence: &Sequence) {
     read(store, sequence, &(0..GROUPS).collect::<Vec<_>>());
 }
 
-/// Reads in a loop until some turns after `gone` was set. The longest turn.
+/// Reads in a loop until some turns after `gone` was set. Returns the time of the longest turn.
 fn read_loop(store: &Store, sequence: &Sequence, turns: &AtomicUsize, gone: &AtomicBool) -> Duration {
     let (mut after, mut longest) = (0, Duration::ZERO);
     while after < 200 {
@@ -141,7 +142,7 @@ fn read_loop(store: &Store, sequence: &Sequence, turns: &AtomicUsize, gone: &Ato
     longest
 }
 
-/// Takes the first of three disks away from under a loop of reads, in which not one answer is wrong or missing.
+/// Takes away the first of three disks during a loop of reads. No answer may be wrong or missing.
 fn goes(disks: &[Disk], threads: Option<usize>, take: impl FnOnce(&Disk)) -> (Store, Sequence) {
     let store = options(disks, threads).open().unwrap();
     let sequence = filled(&store);
@@ -161,7 +162,7 @@ fn goes(disks: &[Disk], threads: Option<usize>, take: impl FnOnce(&Disk)) -> (St
     (store, sequence)
 }
 
-/// Declares the first disk lost; then the others have two copies of everything, so that either may go too.
+/// Declares the first disk lost and repairs. Each of the others then has a copy of everything, so one more may be lost.
 fn recovers(disks: &[Disk], threads: Option<usize>, store: Store, sequence: Sequence) {
     store.declare_lost(0).unwrap();
     let repaired = store.repair().unwrap();
@@ -193,7 +194,7 @@ fn a_disk_is_unmounted_in_a_loop_of_reads(threads: Option<usize>) {
         Ok(disks) => disks,
         Err(why) => return skipped(why),
     };
-    // Whoever has files of it open goes on reading them: the disk is gone for those who come later.
+    // The store keeps reading files that it has open. Only later opens miss the disk.
     let (store, sequence) = goes(&disks, threads, Disk::unmount);
     drop(sequence);
     store.close().unwrap();

@@ -1,4 +1,4 @@
-//! Members of a store on simulated disks: what becomes of the manifest when they fail, leave, or are full.
+//! Members of a store on simulated disks: the copies of the manifest when disks fail, leave, or are full.
 
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Store, StoreOptions};
@@ -43,18 +43,18 @@ fn check(store: &Store, name: u64) {
     shape().check_all(store, &sequence, |_| seeds(name));
 }
 
-/// Copies of the manifest generation in force that a disk has.
+/// Returns how many copies of the current manifest generation a disk has.
 fn manifests(simulation: &Simulation, disk: usize) -> usize {
     let slot = simulation.contents(disk, "superblock").expect("a superblock");
     let newest = stratakv_format::superblock::newest(&slot).expect("a slot").into_inner();
     let name = format!("manifest/{:016x}-", newest.manifest_generation.get());
     let there = simulation.files(disk).iter().filter(|file| file.starts_with(&name)).count();
-    assert_eq!(there, usize::from(newest.manifest_copies), "the superblock says how many there are");
+    assert_eq!(there, usize::from(newest.manifest_copies), "the superblock counts the copies");
     there
 }
 
-/// A device fails the sync of data just when the manifest is full: nothing of the new generation goes to it. (One that
-/// fails while a generation is written ends all writing.)
+/// A device fails the sync of data when the manifest is full. No part of the new generation may be written to it. (A
+/// failure while a generation is written stops all writes instead.)
 fn a_device_that_fails_beside_a_full_manifest_is_given_up(threads: Option<usize>) {
     let mut given_up = 0;
     for sync in 0..60 {
@@ -74,13 +74,13 @@ fn a_device_that_fails_beside_a_full_manifest_is_given_up(threads: Option<usize>
     assert!(given_up > 8, "{given_up}");
 }
 
-/// A disk that is full and left alone goes on with the one copy it has, through crashes too, and gets the second when
-/// there is room.
+/// A full disk that remains alone continues with its one copy of the manifest, also after crashes. It gets the second
+/// copy when it has space.
 fn the_last_device_gets_its_second_manifest_when_there_is_room(threads: Option<usize>) {
     let simulation = Simulation::new(&geometry(2, 60 * PAGE), 1);
     let store = simulation.open(options(threads)).expect("a store");
     let mut there: Vec<u64> = Vec::new();
-    // Both are full, and then one holds what the other held.
+    // Both disks are full of copies of the same sequences.
     let refused = loop {
         match write(&store, there.len() as u64, 2) {
             Ok(()) => there.push(there.len() as u64),
@@ -92,7 +92,7 @@ fn the_last_device_gets_its_second_manifest_when_there_is_room(threads: Option<u
     store.remove_device(0).expect("removed");
     assert_eq!((manifests(&simulation, 1), store.health().owed_manifests), (1, 1), "{:?}", store.health());
     assert!(!store.health().is_well());
-    // Deletions begin generations of their own.
+    // Deletions start new generations.
     for name in there.extract_if(.., |name| *name % 3 == 0).collect::<Vec<_>>() {
         store
             .open_sequence(&name.to_string(), OpenSequence::new())
@@ -108,7 +108,7 @@ fn the_last_device_gets_its_second_manifest_when_there_is_room(threads: Option<u
     let store = simulation.open_on(options(threads), &[1]).expect("a closed store");
     assert_eq!(store.health().owed_manifests, 1);
     simulation.resize(200 * PAGE);
-    store.run_maintenance().expect("tended");
+    store.run_maintenance().expect("maintenance");
     assert_eq!((manifests(&simulation, 1), store.health().owed_manifests), (2, 0), "{:?}", store.health());
     write(&store, 1000, 1).expect("room");
     store.close().expect("closed");
@@ -118,8 +118,7 @@ fn the_last_device_gets_its_second_manifest_when_there_is_room(threads: Option<u
     check(&store, 1000);
 }
 
-/// A device that alone has the manifest, beside one that has no room for it, is not let go of, and nothing else is
-/// refused.
+/// A device with the only manifest cannot be declared lost if the other has no space for one. Nothing else is refused.
 fn a_device_stays_as_long_as_it_alone_can_have_the_manifest(threads: Option<usize>) {
     let simulation = Simulation::new(&geometry(2, 200 * PAGE), 1);
     let store = simulation.open_on(options(threads), &[0]).expect("a store");
@@ -127,7 +126,7 @@ fn a_device_stays_as_long_as_it_alone_can_have_the_manifest(threads: Option<usiz
     simulation.resize(4 * PAGE);
     simulation.add_device(&store, 1).expect("a superblock fits");
     assert_eq!(store.health().owed_manifests, 1);
-    let refused = store.declare_lost(0).expect_err("nobody else has the manifest");
+    let refused = store.declare_lost(0).expect_err("no other device has the manifest");
     assert_eq!(refused.kind(), ErrorKind::NoSpace, "{refused}");
     assert_eq!(store.health().read_only, None);
     assert_eq!(store.health().lost, Vec::<u16>::new());

@@ -1,4 +1,5 @@
-//! Commits of few tokens: small frames that later commits merge into large ones, and all that may happen in between.
+//! Commits of few tokens. They write small frames, which later commits merge into large ones. Crashes, truncations and
+//! forks may happen in between.
 
 use std::path::PathBuf;
 use stratakv::{
@@ -9,7 +10,7 @@ use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::{Rng, mix};
 
-/// Tokens that commits gather before one writes their groups.
+/// The number of tokens that commits gather before one of them writes the groups.
 const GATHERED: u64 = 64;
 
 fn shape(group: usize) -> SequenceShape {
@@ -62,7 +63,7 @@ fn a_commit_per_token_leaves_few_frames() {
             decode(&mut sequence, &shape, end - 1..end);
             most = most.max(frames(&own, "k"));
         }
-        // Those since the last large one, and what of the tokens before it filled no group.
+        // Small frames hold the tokens since the last large frame, and the tokens before it that filled no group.
         let small = GATHERED.max(group as u64) + group as u64;
         let large = 600 / GATHERED.max(group as u64) + 1;
         assert!(most as u64 <= small + large, "{most} frames with groups of {group}");
@@ -96,7 +97,7 @@ fn write_amplification_of_commits() {
             sequence.commit(Durability::Sync).expect("a commit");
         }
         let written = store.usage().expect("usage").lifetime_bytes - before;
-        // The store's first segments are part of it, and weigh more on a short sequence than on a long one.
+        // The headers of the store's first segments are subtracted, because they distort the ratio of short sequences.
         let headers = 8 * 4096;
         let times = (written - headers) as f64 / kv(tokens) as f64;
         assert!(times <= most, "{times} x with a commit per {per} tokens");
@@ -109,7 +110,7 @@ fn a_crash_at_any_moment_loses_nothing_committed() {
     let dirs = device_dirs(&root.path().join("0"), 1);
     let own = store(&dirs);
     let mut sequence = create(&own, &shape, "k");
-    // Large pieces in between: groups in memory, and groups on their way.
+    // Large appends in between leave groups in memory and groups in flight.
     let mut tokens = 0;
     for round in 0..60_u64 {
         let more = [1, 3, 1, 70, 2, 9][round as usize % 6];
@@ -125,7 +126,7 @@ fn a_crash_at_any_moment_loses_nothing_committed() {
         let crashed = store(&image);
         let mut again = crashed.open_sequence("k", OpenSequence::new()).expect("the sequence");
         check(&crashed, &again, &shape, tokens);
-        // It goes on as if nothing had been.
+        // The recovered sequence grows like any other.
         decode(&mut again, &shape, tokens..tokens + round % 11);
         check(&crashed, &again, &shape, tokens + round % 11);
         drop((again, crashed));
@@ -171,14 +172,14 @@ fn cuts_forks_and_states_between_merges() {
     decode(&mut parent, &shape, 0..20);
     parent.commit_with(b"as of 20", Durability::Sync).expect("a commit");
     decode(&mut parent, &shape, 20..50);
-    // The groups of tokens 0 to 48 are in memory, and only small frames hold them.
+    // The groups of tokens 0 to 48 are in memory, and on disk only in small frames.
     let mut child = parent.fork_as("child").expect("a fork");
     let before = own.usage().expect("usage").lifetime_bytes;
     let unused = parent.fork().expect("a fork");
     drop(unused);
     assert_eq!(own.usage().expect("usage").lifetime_bytes, before, "a fork writes nothing");
     decode(&mut child, &shape, 50..53);
-    // Inside a group below several commits, and on.
+    // The truncation is inside a group and below several commits.
     parent.truncate(37).expect("a cut");
     decode(&mut parent, &shape, 37..45);
     for (close, key, tokens) in [(true, "parent", 45), (false, "child", 53)] {
@@ -196,7 +197,7 @@ fn cuts_forks_and_states_between_merges() {
         check(&own, of, &shape, tokens);
         assert_eq!(of.state(), Some(&b"as of 20"[..]));
     }
-    // Both merge by themselves; the frames of one outlive the other.
+    // Parent and fork merge independently. Shared frames live until both have replaced them.
     decode(&mut child, &shape, 53..140);
     check(&own, &child, &shape, 140);
     decode(&mut parent, &shape, 45..130);
@@ -214,13 +215,13 @@ fn cuts_forks_and_states_between_merges() {
 }
 
 #[test]
-fn many_sequences_gather_within_the_memory_there_is() {
+fn many_sequences_gather_within_the_memory_limit() {
     let (root, shape) =
         (fast_scratch(), SequenceShape { layers: vec![LayerShape::full(8, 64)], dtype: DType::F32, group: 8 });
     let dirs = device_dirs(root.path(), 1);
     let options = || small_options(&dirs).segment_bytes(ByteSize::mib(8)).memory_limit(ByteSize::mib(16));
     let own = options().open().expect("a store");
-    // 4 KiB a token: all of them together would gather more than a quarter of the memory.
+    // A token has 4 KiB, so all sequences together would gather more than a quarter of the memory.
     let mut all: Vec<Sequence> = (0..24).map(|nth| create(&own, &shape, &format!("{nth}"))).collect();
     for token in 0..63 {
         all.iter_mut().for_each(|sequence| decode(sequence, &shape, token..token + 1));

@@ -1,5 +1,9 @@
-//! Random histories against a plain model in memory: what was committed durably is there with exactly its bytes, the
-//! rest is there up to some commit or not at all, and views show what they saw.
+//! Random histories compared with a plain model in memory.
+//!
+//! 1. Operations are applied to a store and to the model.
+//! 2. The store is closed, dropped, or copied while it is open, and opened again.
+//! 3. Each key must hold one of its candidates: the last state known durable, or a later commit.
+//! 4. A selection must show the tokens of the time when it was made.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
@@ -71,7 +75,8 @@ fn op() -> impl Strategy<Value = Op> {
             .prop_map(|(key, durability, state)| Op::Commit { key, durability, state }),
         5 => (key.clone(), 0_usize..3, 0_usize..200, 0_usize..20, 0_usize..20)
             .prop_map(|(key, layer, budget, sinks, recent)| Op::Select { key, layer, budget, sinks, recent }),
-        2 => (key.clone(), 0_usize..3, any::<u64>()).prop_map(|(key, layer, seed)| Op::SelectGroups { key, layer, seed }),
+        2 => (key.clone(), 0_usize..3, any::<u64>())
+            .prop_map(|(key, layer, seed)| Op::SelectGroups { key, layer, seed }),
         5 => Just(Op::Read),
         1 => Just(Op::DropViews),
         2 => (key.clone(), any::<bool>()).prop_map(|(key, close)| Op::DropHandle { key, close }),
@@ -84,10 +89,10 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A sequence as some commit left it.
+/// The content of a sequence at a commit.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct Snapshot {
-    /// Seeds of the tokens, by layer.
+    /// The seeds of the tokens, by layer.
     layers: Vec<Vec<u64>>,
     ids: Vec<u32>,
     state: Option<Vec<u8>>,
@@ -109,12 +114,12 @@ impl Snapshot {
     }
 }
 
-/// What may be found under a key: the states since the last one known durable, oldest first. `None`: no sequence.
+/// A key. Its candidates are the states since the last one known durable, oldest first; none means no sequence.
 struct Slot {
     candidates: Vec<Option<Snapshot>>,
-    /// The sequence as its handle has it.
+    /// The content that the handle shows.
     now: Snapshot,
-    /// The last commit was one with `None`, which the handle may still owe.
+    /// True if the last commit was one at `Durability::None`, which the handle may not have written yet.
     owed: bool,
     handle: Option<Sequence>,
 }
@@ -139,7 +144,7 @@ struct Held {
 }
 
 struct World {
-    // The directories go last.
+    // `World` drops its directories last.
     slots: BTreeMap<usize, Slot>,
     views: Vec<Held>,
     store: Option<Store>,
@@ -185,7 +190,7 @@ impl World {
         self.store.clone().expect("an open store")
     }
 
-    /// The slot with an open handle, made when there is none.
+    /// Returns the slot of a key. Opens or creates its sequence if it has no handle.
     fn slot(&mut self, key: usize) -> &mut Slot {
         let store = self.store();
         let slot = self.slots.get_mut(&key).expect("a slot");
@@ -246,7 +251,7 @@ impl World {
         slot.now.ids.extend(ids);
     }
 
-    /// Tokens one by one, with their ids, each committed; the state changes now and then.
+    /// Appends tokens one by one with their ids, and commits after each, sometimes with a new state.
     fn decode(&mut self, key: usize, tokens: usize, order: usize) {
         for step in 0..tokens {
             self.append(key, None, 1, order);
@@ -353,13 +358,13 @@ impl World {
             }
             let past = handle.select(layer, SelectRequest::groups(&[sealed as u64])).map(|_| ()).unwrap_err();
             assert_eq!(past.kind(), ErrorKind::InvalidArgument);
-            let view = handle.select(layer, SelectRequest::groups(&groups)).expect("groups that are there");
+            let view = handle.select(layer, SelectRequest::groups(&groups)).expect("existing groups");
             assert!(view.groups().eq(groups));
             Some(view)
         });
     }
 
-    /// All held views in one call.
+    /// Reads all selections in one call.
     fn read(&mut self) {
         let views: Vec<&Selection> = self.views.iter().map(|held| &held.view).collect();
         let batch = self.store().read(&views).and_then(|ticket| ticket.wait()).expect("a read");
@@ -379,7 +384,7 @@ impl World {
         slot.forget_handle();
     }
 
-    /// Keeps about `part` percent of the tokens.
+    /// Truncates to about `part` percent of the tokens.
     fn truncate(&mut self, key: usize, part: usize) {
         let slot = self.slot(key);
         let kept = slot.now.len() * part / 100;
@@ -396,7 +401,7 @@ impl World {
         }
     }
 
-    /// A sequence under the key `to`, when there is none, that starts like `from`.
+    /// Forks `from` under the key `to`, unless `to` has a sequence.
     fn fork(&mut self, from: usize, to: usize) {
         if from == to || self.slots[&to].last().is_some() || self.slots[&to].handle.is_some() {
             return;
@@ -421,17 +426,17 @@ impl World {
         assert_clean(&self.dirs, "closed");
         self.open();
         for slot in self.slots.values_mut() {
-            // Closing made everything durable.
+            // The close made everything durable.
             slot.candidates.drain(..slot.candidates.len() - 1);
         }
         self.verify("reopened");
     }
 
-    /// The directories as they are on disk at this moment, without an end.
+    /// Replaces the directories by a copy made while the store is open.
     fn crash(&mut self, seed: u64) {
         let store = self.store();
         let done = || store.status().devices.iter().map(|d| (d.counters.writes, d.counters.syncs)).collect::<Vec<_>>();
-        // Files are copied one after the other: a copy counts when the background wrote nothing meanwhile.
+        // Files are copied one after another, so a copy counts only if the background wrote nothing meanwhile.
         let copy = loop {
             store.run_maintenance().expect("the background's work");
             let before = done();
@@ -456,7 +461,7 @@ impl World {
         self.open();
         self.verify("recovered");
         if seed & 1 == 1 {
-            // A second crash right behind recovery.
+            // The store crashes again right after recovery.
             self.store = None;
             assert_clean(&self.dirs, "recovered");
             self.open();
@@ -464,7 +469,7 @@ impl World {
         }
     }
 
-    /// Every key holds one of the states it may hold, and has only that one from here on.
+    /// Checks that every key holds one of its candidates, which is then its only one.
     fn verify(&mut self, when: &str) {
         let store = self.store();
         let there: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
@@ -544,7 +549,7 @@ fn history(devices: usize, crc32: bool, ops: &[Op]) {
     world.reopen(false);
 }
 
-/// Runs `cases` random histories from a seed. Returns the smallest that fails.
+/// Runs `cases` random histories from a seed. The error is the smallest that fails.
 fn random_histories(cases: u32, seed: u64) -> Result<(), String> {
     let rng_seed = RngSeed::Fixed(seed);
     let config = Config { cases, rng_seed, failure_persistence: None, max_shrink_iters: 600, ..Config::default() };
@@ -559,10 +564,10 @@ fn random_histories(cases: u32, seed: u64) -> Result<(), String> {
 #[test]
 fn histories_follow_the_model() {
     let cases = count_from_env("STRATAKV_TEST_HISTORIES", 40) as u32;
-    // From the clock, if no seed is given: every run has new histories.
+    // Without a given seed, the clock gives every run new histories.
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock that is set");
     let seed = count_from_env("STRATAKV_TEST_SEED", now.as_micros() as usize) as u64;
-    // Most of a history is waiting for threads and rings.
+    // Several workers, because a history mostly waits for threads and rings.
     let workers = (cases / 40).clamp(1, 8);
     let failures: Vec<String> = std::thread::scope(|scope| {
         let share = |nth| cases / workers + u32::from(nth < cases % workers);

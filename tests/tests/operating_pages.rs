@@ -1,4 +1,4 @@
-//! The operator's pages, compared with the code: every option with its default, and every counter, has its row.
+//! Compares the operator's pages with the code. Every option has a row with its default, and every counter has a row.
 
 use serde_json::Value;
 use std::collections::BTreeMap;

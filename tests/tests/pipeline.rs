@@ -1,5 +1,8 @@
-//! Decode through the pipeline gives the bits of decode without it: whatever is predicted, resident, slow or out of
-//! memory.
+//! Decoding through the pipeline gives the same bits as decoding without it.
+//!
+//! - Predictions may be missing, right, wrong, or trusted instead of the true query.
+//! - Blocks may be resident, reads ahead may fail or be dropped for lack of memory.
+//! - Reads ahead never keep buffers from reads on demand.
 
 use std::cell::RefCell;
 use std::path::Path;
@@ -26,13 +29,13 @@ enum Predictions {
     None,
     /// The next layer's projection of this layer's input.
     Input,
-    /// Of something else.
+    /// A projection of another vector.
     Wrong,
-    /// Of something else at every other layer.
+    /// A projection of another vector at every other layer.
     Sometimes,
 }
 
-/// Enough of a model for queries to depend on everything attended before.
+/// A small model whose queries depend on all earlier attention.
 struct Model {
     hidden: Vec<Vec<f32>>,
     predictions: Predictions,
@@ -100,7 +103,7 @@ fn prefill(store: &Store, tokens: usize) -> Vec<Sequence> {
             sequence.append(layer, view, view).unwrap();
         }
         sequence.commit(Durability::Sync).unwrap();
-        // Opened again: nothing is in memory.
+        // After another open, no block is in memory.
         drop(sequence);
         store.open_sequence(&format!("s{s}"), OpenSequence::new()).unwrap()
     };
@@ -109,7 +112,7 @@ fn prefill(store: &Store, tokens: usize) -> Vec<Sequence> {
 
 const BUDGET: Budget = Budget::tokens(60);
 
-/// Without a pipeline.
+/// Decodes a step without a pipeline.
 fn plain_step(store: &Store, sequences: &mut [&mut Sequence], model: &mut Model) -> Result<()> {
     for layer in KV_LAYERS {
         let queries = model.project(layer, sequences)?;
@@ -176,8 +179,8 @@ fn the_bits_are_those_of_decode_without_it() {
                 let case = format!("{driver:?}, {cache:?}, {predictions:?}: {report:?}");
                 assert!(found == expected, "{case}");
                 assert_eq!(report.layers, (STEPS * KV_LAYERS.len()) as u64, "{case}");
-                // Every block selected came from one of three places, or was read on demand where nothing was
-                // predicted.
+                // Every selected block was prefetched, corrected or resident, or was read on demand without a
+                // prediction.
                 let predicted = report.prefetched + report.corrected;
                 assert!(predicted + report.resident <= report.selected, "{case}");
                 match cache {
@@ -204,7 +207,8 @@ fn the_bits_are_those_of_decode_without_it() {
     }
 }
 
-/// Without a pipeline, from the second layer on with the groups that the query before would select, and the newest.
+/// Decodes a step without a pipeline. From the second layer on, it attends to the groups that the predicted query
+/// selects, and to the newest.
 fn plain_trusting_step(store: &Store, sequences: &mut [&mut Sequence], model: &mut Model) -> Result<()> {
     let mut trusted: Option<Vec<Vec<u64>>> = None;
     for (nth, layer) in KV_LAYERS.into_iter().enumerate() {
@@ -238,7 +242,7 @@ fn plain_trusting_step(store: &Store, sequences: &mut [&mut Sequence], model: &m
 }
 
 #[test]
-fn trusted_predictions_are_what_is_attended_to_and_nothing_is_read_for_nothing() {
+fn trusted_predictions_are_attended_to_and_every_read_is_used() {
     let plain = tempfile::tempdir().unwrap();
     let store = options(plain.path()).open().unwrap();
     let mut sequences = prefill(&store, TOKENS);
@@ -260,11 +264,11 @@ fn trusted_predictions_are_what_is_attended_to_and_nothing_is_read_for_nothing()
     assert!(report.recall() == 1.0 && report.prefetched > 0 && report.resident > 0, "{report:?}");
 }
 
-/// A model of two layers that appends two tokens at a time and keeps what happened.
+/// A model of two layers that appends two tokens at a time and records what it attends to.
 struct Pairs {
     step: u64,
     planes: PlaneSet,
-    /// Of the second layer: the groups of the prediction, what was attended to it.
+    /// The groups of the second layer's prediction. `attended` is its attention.
     predicted: RefCell<Vec<u64>>,
     attended: Vec<f32>,
 }
@@ -329,7 +333,7 @@ fn trusted_in_pairs(planes: PlaneSet) {
     let store = options(dir.path()).open().unwrap();
     let options = CreateOptions::new().key("pairs").store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&layout, options).unwrap();
-    // Seven tokens of the last group.
+    // The last group has seven tokens.
     (0..2).for_each(|layer| append_pairs(&mut sequence, layer, 8 * 40 + 7, layer as u64));
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
@@ -340,7 +344,7 @@ fn trusted_in_pairs(planes: PlaneSet) {
     for step in 0..10 {
         model.step = step;
         pipeline.decode(&mut [&mut sequence], &mut model).unwrap();
-        // The prediction saw the layer two tokens shorter.
+        // The prediction was made before the last two tokens.
         let tokens = sequence.layer_len(1).unwrap();
         let sealed = (tokens - 2) / 8..tokens / 8;
         let groups: Vec<u64> = model.predicted.borrow().iter().copied().chain(sealed).collect();
@@ -356,7 +360,7 @@ fn trusted_in_pairs(planes: PlaneSet) {
 }
 
 #[test]
-fn on_simulated_devices_too_and_the_same_every_time() {
+fn simulated_devices_give_the_same_bits_and_order_every_time() {
     let expected = expected();
     let geometry =
         Geometry { devices: 2, device_bytes: 64 << 20, manifest_pages: 64, batch_bytes: 64 << 10, whole: false };
@@ -390,7 +394,7 @@ fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
         sequences.iter().map(|s| s.select(layer, SelectRequest::query(query).budget(BUDGET)).unwrap()).collect()
     };
     let query = vec![0.3; Q_HEADS * DIM];
-    // A read of the prediction fails, once.
+    // One read of the prediction fails.
     pipeline.predict(2, &views(&sequences, 2, &query)).unwrap();
     simulation.set_faults(Faults { read: Some(1), ..Faults::default() });
     let now = views(&sequences, 2, &query);
@@ -407,8 +411,8 @@ fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
         attend(&query, view, store.read(&[view]).unwrap().wait().unwrap().get(0).unwrap(), &mut plain).unwrap();
         assert_eq!(&plain, out);
     }
-    // What cannot be read on demand either is an error of the step. A page that fails may be one between two blocks, or
-    // of a wrong prediction: then another.
+    // A block that cannot be read on demand fails the step. The loop tries more pages, because a failing page may be
+    // between two blocks or belong to a wrong prediction.
     let failed = (0..200).find_map(|_| {
         simulation.set_faults(Faults { read: Some(1), read_stays: true, ..Faults::default() });
         pipeline.decode(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut model).err()
@@ -419,7 +423,7 @@ fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
 #[test]
 fn reads_ahead_never_keep_buffers_from_reads_on_demand() {
     let dir = tempfile::tempdir().unwrap();
-    // Room for one read at a time, hardly for two.
+    // The memory suffices for one read at a time, and hardly for two.
     let store = options(dir.path()).memory_limit(ByteSize::mib(6)).open().unwrap();
     let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(64).group_tokens(16).build().unwrap();
     let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("wide")).unwrap();
@@ -436,7 +440,7 @@ fn reads_ahead_never_keep_buffers_from_reads_on_demand() {
     let mut pipeline = Pipeline::new(&store, Budget::All);
     let query = vec![0.1; 512];
     for round in 0..20 {
-        // 1.5 MiB ahead for one layer, 1.5 MiB now for the other, never the same groups.
+        // 1.5 MiB are read ahead for one layer and 1.5 MiB now for the other, each time other groups.
         let groups = |first: u64| (first..64).step_by(2).map(|g| g.min(63)).take(48).collect::<Vec<u64>>();
         let ahead = sequence.select(1, SelectRequest::groups(&groups(0))).unwrap();
         let all: Vec<u64> = (0..48).collect();
@@ -456,7 +460,7 @@ fn reads_ahead_never_keep_buffers_from_reads_on_demand() {
 #[test]
 fn a_read_that_waits_for_buffers_does_not_wait_for_its_own_read_ahead() {
     let dir = tempfile::tempdir().unwrap();
-    // Room for 5 MiB of reads.
+    // The memory leaves 5 MiB for reads.
     let store = options(dir.path()).memory_limit(ByteSize::mib(8)).open().unwrap();
     let layout = KvLayout::builder().layers(2).kv_heads(8).head_dim(64).group_tokens(16).build().unwrap();
     let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("wide")).unwrap();
@@ -473,14 +477,14 @@ fn a_read_that_waits_for_buffers_does_not_wait_for_its_own_read_ahead() {
     let (now, next, other) = (first(0, 128), first(1, 40), first(1, 64));
     let mut pipeline = Pipeline::new(&store, Budget::All);
     let (query, mut out) = (vec![0.1; 512], vec![0.0; 512]);
-    // Somebody else has 2 MiB, this layer needs 4, and 1.25 for the next would fit.
+    // Another read holds 2 MiB, this layer needs 4 MiB, and 1.25 MiB for the next layer would fit.
     let others = store.read(&[&other]).unwrap().wait().unwrap();
     pipeline.read(0, std::slice::from_ref(&now)).unwrap();
     pipeline.predict(1, std::slice::from_ref(&next)).unwrap();
-    assert_eq!(pipeline.report().dropped_reads, 1, "it waits, and what is read ahead gives way");
+    assert_eq!(pipeline.report().dropped_reads, 1, "the read waits, and the read ahead is dropped");
     drop(others);
     pipeline.attend(0, &[&query], &AttendOptions::default(), &mut [&mut out]).unwrap();
-    // The same with what was read ahead before: the read takes its buffers.
+    // If the layer was read ahead first, the read takes its buffers.
     let others = store.read(&[&other]).unwrap().wait().unwrap();
     pipeline.predict(1, std::slice::from_ref(&next)).unwrap();
     pipeline.read(0, std::slice::from_ref(&now)).unwrap();
@@ -490,7 +494,7 @@ fn a_read_that_waits_for_buffers_does_not_wait_for_its_own_read_ahead() {
     assert!(out.iter().all(|x| x.is_finite()));
 }
 
-/// A model that wants values as long as memory.
+/// A model that asks for `usize::MAX` value dims.
 struct Boundless(Model);
 
 impl DecodeModel for Boundless {

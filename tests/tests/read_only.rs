@@ -1,5 +1,6 @@
-//! Stores that are open for reading only: everything is there, after a crash too, and nothing is written whatever is
-//! called.
+//! Stores that are open read-only, also after a crash: all content is readable and no call writes.
+//!
+//! Each test compares bytes, times and modes of all files before and after.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,7 +20,7 @@ fn shape() -> SequenceShape {
     SequenceShape { layers, dtype: stratakv::DType::F16, group: 4 }
 }
 
-/// Bytes, mode and time of every file below some directories.
+/// Returns bytes, modification time and mode of every file below some directories.
 fn state(dirs: &[PathBuf]) -> BTreeMap<PathBuf, (Vec<u8>, SystemTime, u32)> {
     use std::os::unix::fs::PermissionsExt;
     let all = dirs.iter().flat_map(|dir| files(dir).into_iter().map(move |file| dir.join(file)));
@@ -36,7 +37,7 @@ fn seeds(count: usize, from: u64) -> Vec<u64> {
     (0..count as u64).map(|at| mix(from << 32 | at)).collect()
 }
 
-/// Appends and commits; with `close` a clean end, else the store is still open behind the copy that is given back.
+/// Writes a store and returns its directories. Without `close`, it returns a copy made while the store was open.
 fn write(root: &Path, devices: usize, close: bool) -> Vec<PathBuf> {
     let (shape, dirs) = (shape(), device_dirs(&root.join("written"), devices));
     let store = small_options(&dirs).open().unwrap();
@@ -50,7 +51,7 @@ fn write(root: &Path, devices: usize, close: bool) -> Vec<PathBuf> {
         sequence.commit_with(key.as_bytes(), Durability::Sync).unwrap();
         match key {
             "gone" => sequence.delete(Durability::Sync).unwrap(),
-            // More that was never committed.
+            // Tokens that are never committed.
             _ => shape.append(&mut sequence, 0, &seeds(90, 2), Order::TokenMajor).unwrap(),
         }
     }
@@ -113,18 +114,18 @@ fn a_store_is_read_without_a_trace() {
             let scratch = fast_scratch();
             let dirs = write(scratch.path(), devices, close);
             let slot = newest(&fs::read(dirs[0].join("superblock")).unwrap()).unwrap();
-            assert_eq!(slot.state == STATE_CLOSED, close, "the case that is meant");
+            assert_eq!(slot.state == STATE_CLOSED, close, "the superblock's state");
             let before = state(&dirs);
-            // A crashed store is recovered in memory each time anew.
+            // Each read-only open recovers a crashed store in memory.
             for _ in 0..2 {
                 let store = read_only(&dirs).open().unwrap();
                 check(&store);
                 every_writing_call_is_refused(&store);
                 check(&store);
-                // Others may read meanwhile, kvfsck too; nobody may write.
+                // Other readers, kvfsck included, may open the store at the same time.
                 let second = read_only(&dirs).open().unwrap();
                 check(&second);
-                assert_clean(&dirs, "beside readers");
+                assert_clean(&dirs, "while readers are open");
                 second.close().unwrap();
                 store.close().unwrap();
                 assert!(state(&dirs) == before, "something was written");

@@ -1,4 +1,9 @@
-//! Readers beside a writer: what a reader saw when it was made is what it sees until it is dropped.
+//! Readers of a sequence that has a writer. A reader shows the content of the time when it was made until it is
+//! dropped.
+//!
+//! - The writer may append, truncate, delete or close meanwhile.
+//! - The memory and the segments that only a reader needs are accounted for, and freed with it.
+//! - A reader can attach selectors of its own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -26,7 +31,7 @@ fn append(shape: &SequenceShape, sequence: &mut Sequence, seeds: &mut Vec<u64>, 
     seeds.extend(new);
 }
 
-/// Everything a reader sees, against the seeds of its tokens.
+/// Compares everything that a reader shows with the seeds of its tokens.
 fn check(shape: &SequenceShape, store: &Store, reader: &SequenceReader, seeds: &[u64]) {
     assert_eq!(reader.len(), seeds.len() as u64);
     assert_eq!(reader.state().unwrap_or_default(), reader.token_ids().len().to_le_bytes());
@@ -84,7 +89,7 @@ fn a_reader_keeps_what_it_saw() {
                 }
                 5 if readers.len() < 6 => readers.push((writer.reader().unwrap(), seeds.clone())),
                 6 if !readers.is_empty() => drop(readers.swap_remove(rng.below(readers.len()))),
-                // Another sequence of short life takes the space that is given back.
+                // A short-lived sequence uses the freed space.
                 _ => {
                     let mut other = sequence(&store, &shape, "other");
                     append(&shape, &mut other, &mut Vec::new(), 200, &mut rng);
@@ -96,7 +101,7 @@ fn a_reader_keeps_what_it_saw() {
                 check(&shape, &store, reader, seeds);
             }
         }
-        // The sequence is gone, its readers are not.
+        // The readers outlive the sequence.
         commit(&mut writer, Durability::Sync);
         readers.push((writer.reader().unwrap(), seeds.clone()));
         let mut file = Vec::new();
@@ -112,9 +117,9 @@ fn a_reader_keeps_what_it_saw() {
         let (last, _) = readers.last().unwrap();
         let mut again = Vec::new();
         last.export(&mut again).unwrap();
-        // But for the page and the pieces' headers, which carry the nonce.
+        // The files differ only in the first page and the headers of the pieces, which contain the nonce.
         assert_eq!(again.len(), file.len());
-        // A store is not closed under its readers, and closed without them.
+        // A store with readers refuses to close.
         assert_eq!(store.clone().close().unwrap_err().kind(), ErrorKind::InUse);
         drop(readers);
         store.flush().unwrap();
@@ -132,7 +137,7 @@ fn a_reader_made_in_the_middle_of_a_step_sees_whole_tokens() {
             let mut writer = sequence(&store, &shape, "");
             let (mut seeds, mut rng) = (Vec::new(), Rng(tokens as u64));
             append(&shape, &mut writer, &mut seeds, tokens, &mut rng);
-            // Layer 0 is ahead of layer 1.
+            // Layer 0 has more tokens than layer 1.
             let more: Vec<u64> = (0..ahead).map(|_| rng.next_u64()).collect();
             shape.append(&mut writer, 0, &more, Order::TokenMajor).unwrap();
             writer
@@ -160,12 +165,12 @@ fn readers_are_accounted_for_and_give_everything_back() {
     let readers: Vec<_> = (0..50).map(|_| writer.reader().unwrap()).collect();
     let with = store.status().memory.used_bytes;
     assert!(with > before);
-    // Summaries and checksums are shared, not copied: 50 readers take less than the sequence.
+    // Readers share summaries and checksums, so a reader takes less memory than the sequence.
     assert!((with - before) / 50 < before, "{} bytes a reader", (with - before) / 50);
     drop(readers);
     assert_eq!(store.status().memory.used_bytes, before);
 
-    // What a reader alone keeps is still accounted for, and goes with it.
+    // Memory that only a reader needs stays accounted for, and is freed with it.
     let reader = writer.reader().unwrap();
     writer.truncate(100).unwrap();
     commit(&mut writer, Durability::Sync);
@@ -174,7 +179,7 @@ fn readers_are_accounted_for_and_give_everything_back() {
     drop(reader);
     assert!(store.status().memory.used_bytes < shrunk);
 
-    // Segments that only a reader needs are given back with it.
+    // Segments that only a reader needs are freed with it.
     let reader = writer.reader().unwrap();
     let kept = seeds[..100].to_vec();
     writer.delete(Durability::Sync).unwrap();
@@ -194,7 +199,7 @@ fn readers_are_accounted_for_and_give_everything_back() {
         other.commit(Durability::Sync).unwrap();
         other.delete(Durability::Sync).unwrap();
     }
-    // Free segments beyond what is kept of them go in the background.
+    // The background removes free segments beyond the number that it keeps.
     let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
     while store.status().file_bytes > most && std::time::Instant::now() < end {
         store.run_maintenance().unwrap();
@@ -204,11 +209,10 @@ fn readers_are_accounted_for_and_give_everything_back() {
     assert!(now <= most, "space of a reader was not used again: {now} bytes, at most {most} before");
 }
 
-/// Writers on sequences of their own, each with readers on threads of their own, all at once.
-/// Readers choose by selectors of their own, among what they see: as the writer did then, whatever it does later, and
-/// when it is gone.
+/// A reader's selectors select among its own tokens, as the writer did when the reader was made. Later writes and the
+/// end of the writer do not matter.
 #[test]
-fn readers_choose_by_selectors_of_their_own() {
+fn readers_select_by_selectors_of_their_own() {
     let (shape, scratch) = (shape(), fast_scratch());
     let dirs = device_dirs(scratch.path(), 2);
     let store = small_options(&dirs).segment_bytes(ByteSize::kib(64)).open().unwrap();
@@ -234,7 +238,7 @@ fn readers_choose_by_selectors_of_their_own() {
         })
     });
 
-    // Those of the writer are not the reader's.
+    // A reader refuses the writer's selectors.
     let refused = reader
         .select(0, SelectRequest::query(&shape.query(0, 1)).options(budget).selector(own[0]))
         .expect_err("the writer's");
@@ -262,7 +266,7 @@ fn readers_choose_by_selectors_of_their_own() {
     for id in ids {
         assert!(reader.selector_bytes(id).unwrap() > 0);
         reader.detach(id).unwrap();
-        assert_eq!(reader.detach(id).expect_err("gone").kind(), ErrorKind::InvalidArgument);
+        assert_eq!(reader.detach(id).expect_err("detached already").kind(), ErrorKind::InvalidArgument);
     }
     assert_eq!(store.status().memory.used_bytes, before);
 
@@ -336,7 +340,7 @@ fn writers_and_readers_in_parallel() {
 }
 
 #[test]
-fn closing_under_a_read_says_so() {
+fn closing_with_a_read_in_flight_is_refused() {
     let (shape, scratch) = (shape(), fast_scratch());
     let dirs = device_dirs(scratch.path(), 1);
     let store = small_options(&dirs).open().unwrap();
@@ -347,7 +351,7 @@ fn closing_under_a_read_says_so() {
     let ticket = store.read(&[&view]).unwrap();
     assert_eq!(store.clone().close().unwrap_err().kind(), ErrorKind::InUse);
     drop(writer);
-    // Only the read is left: closed, and the directory still locked.
+    // Only the read remains. It keeps the directories locked.
     let error = store.close().unwrap_err();
     assert!(error.kind() == ErrorKind::InUse && error.to_string().contains("1 reads"), "{error}");
     let batch = ticket.wait().unwrap();

@@ -1,5 +1,11 @@
-//! The tables of docs/internals/recovery.md, row by row. Every combination of what devices can hold opens with the
-//! state that the tables say, or is refused as they say. A second open gives the same, and kvfsck agrees.
+//! The tables of docs/internals/recovery.md, row by row.
+//!
+//! 1. A store is written and killed, and its superblock slots and manifest copies are taken apart.
+//! 2. Every combination of slots, copies and manifest ends is written, and opened twice read-only.
+//! 3. The outcome must be the one of the table: the keys of the store and the number of damaged pieces, or a refusal.
+//! 4. kvfsck must agree. A share of the combinations is also recovered for writing, after which nothing is damaged.
+//!
+//! A second test does the same for two devices.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +20,7 @@ use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::{Rng, mix};
 
-/// Pages that a manifest file of an image is cut to; the rest is zeros.
+/// The pages that a manifest file of an image is truncated to. The rest is zeros.
 const MANIFEST_PAGES: usize = 40;
 
 fn options(dirs: &[PathBuf]) -> StoreOptions {
@@ -42,9 +48,9 @@ fn keys(store: &Store) -> BTreeSet<String> {
 enum SlotIs {
     Good,
     Torn,
-    /// Of an earlier generation, which is gone.
+    /// It names an earlier generation, whose files are deleted.
     Stale,
-    /// Of another store.
+    /// It belongs to another store.
     Foreign,
 }
 
@@ -53,28 +59,28 @@ enum CopyIs {
     Good,
     /// Its header page is damaged.
     NoPage,
-    /// A batch that is known durable is damaged.
+    /// A batch that is known to be durable is damaged.
     Damaged,
     /// It ends before the last two commits.
     Short,
     Missing,
 }
 
-/// How the manifest ends, in every copy.
+/// The end of the manifest, in every copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     Whole,
-    /// The last commit is torn: nobody knows it durable.
+    /// The last commit is torn, and nothing records it as durable.
     LastTorn,
-    /// The commit before the last is damaged; the last says that it was durable.
+    /// The commit before the last is damaged, although the last records it as durable.
     BelowSynced,
-    /// The last two are torn.
+    /// The last two commits are torn.
     TwoTorn,
-    /// Superseded by the next generation, which is whole; the superblocks do not name it yet.
+    /// The next generation supersedes it and is whole, but the superblocks do not name it yet.
     Superseded,
-    /// The word that it is superseded is torn; the next generation is there, whole.
+    /// The record that supersedes it is torn. The next generation is whole.
     SupersededTorn,
-    /// Superseded by a generation that is not there.
+    /// A generation without files supersedes it.
     SuccessorMissing,
 }
 
@@ -90,18 +96,18 @@ const ENDS: [End; 7] = [
     End::SuccessorMissing,
 ];
 
-/// What a store of one device looks like after a crash, and the pieces that take its place.
+/// A store of one device after a crash, and the pieces that replace its own.
 struct Image {
-    /// Segments and superblock.
+    /// The directory with the segments and the superblock.
     dir: PathBuf,
     slots: [Slot; 2],
     stale: [Slot; 2],
     foreign: [Slot; 2],
     generation: u64,
     nonce: u64,
-    /// Copies of the manifest, cut to [`MANIFEST_PAGES`].
+    /// The copies of the manifest, truncated to [`MANIFEST_PAGES`].
     copies: [Vec<u8>; 2],
-    /// Page, number and `synced_through` of every batch.
+    /// The page, number and `synced_through` of every batch.
     batches: Vec<(usize, u64, u64)>,
     next: [Vec<u8>; 2],
     next_nonce: u64,
@@ -154,8 +160,8 @@ fn image(root: &Path) -> Image {
         sequence += 1;
     }
     let last = batches.len() - 1;
-    // What the other cases stand on.
-    assert!(batches[last].2 >= batches[last - 1].1, "the last batch knows that the one before is durable");
+    // The other cases assume this.
+    assert!(batches[last].2 >= batches[last - 1].1, "the last batch records the one before as durable");
     assert!(slots_now.iter().all(|slot| slot.synced_through.get() < batches[last - 1].1));
     assert!(slots_now.iter().all(|slot| slot.synced_through.get() >= batches[0].1));
 
@@ -188,7 +194,7 @@ impl Image {
         }
     }
 
-    /// Batches of a copy, the word of its end included, and whether each is right.
+    /// Returns the batches of a copy, the superseding record included, and whether each is valid.
     fn batches_of(&self, is: CopyIs, end: End) -> Option<Vec<(u64, u64, bool)>> {
         if matches!(is, CopyIs::NoPage | CopyIs::Missing) {
             return None;
@@ -212,10 +218,10 @@ impl Image {
         Some(all)
     }
 
-    /// What the table says: the keys of the store that opens; none where it is refused.
+    /// Returns the keys that the table expects, or none if it expects a refusal.
     fn expected(&self, slots: [SlotIs; 2], copies: [CopyIs; 2], end: End) -> Option<&'static str> {
         let valid: Vec<&Slot> = (0..2).filter_map(|at| self.slot(at, slots[at])).collect();
-        // No slot; slots of two stores; only slots of another one, or of a generation that is gone.
+        // The table refuses no valid slot, slots of two stores, and only foreign or stale slots.
         if !valid.iter().any(|slot| slot.store_id == self.slots[0].store_id)
             || valid.iter().any(|slot| slot.store_id != valid[0].store_id)
             || valid.iter().all(|slot| slot.manifest_generation.get() != self.generation)
@@ -245,8 +251,8 @@ impl Image {
         }
     }
 
-    /// Pieces that are damaged where it opens: a copy that ends early is torn, unless a later batch of the other says
-    /// that what it lacks was durable.
+    /// Returns the number of damaged pieces if the store opens. A short copy counts as torn, unless a later batch of
+    /// the other copy records the missing batches as durable.
     fn damaged(&self, slots: [SlotIs; 2], copies: [CopyIs; 2], end: End) -> u64 {
         let goes_on = |copy: CopyIs| matches!(copy, CopyIs::Good | CopyIs::Damaged);
         let known = copies.into_iter().any(goes_on) && !matches!(end, End::LastTorn | End::TwoTorn);
@@ -281,7 +287,7 @@ impl Image {
             let mut file = self.copies[copy].clone();
             let place =
                 BatchPlace { generation: self.generation, nonce: self.nonce, sequence: self.batches[last].1 + 1 };
-            // A torn batch: its first sector landed, the second did not.
+            // The first sector of a torn batch was written, the others were not.
             let tear = |file: &mut Vec<u8>, page: usize| file[page * PAGE_BYTES + 56..(page + 1) * PAGE_BYTES].fill(0);
             let behind = MANIFEST_PAGES.min(page_of(last) + 1);
             match end {
@@ -320,7 +326,7 @@ impl Image {
     }
 }
 
-/// Pieces of metadata that the opened store has found damaged.
+/// Returns the number of metadata pieces that the open store has found damaged.
 fn damaged(store: &Store) -> u64 {
     let health = store.health();
     let damaged = health.devices.iter().map(|device| device.damaged_metadata).sum();
@@ -330,8 +336,8 @@ fn damaged(store: &Store) -> u64 {
     damaged
 }
 
-/// The keys, and how much was damaged. Refused as damage, or as a directory that does not belong: never as anything
-/// else.
+/// Returns the keys and the number of damaged pieces. Returns none if the store is refused as damaged or as not
+/// belonging together. Fails on any other error.
 fn outcome(opened: Result<Store>) -> Option<(BTreeSet<String>, u64)> {
     match opened {
         Ok(store) => {
@@ -352,7 +358,7 @@ fn every_combination_of_one_device_has_the_outcome_of_the_table() {
     let scratch = fast_scratch();
     let image = image(scratch.path());
     let dirs = [image.dir.clone()];
-    // Recovery for writing costs megabytes each: every so many combinations by default.
+    // A writable recovery writes megabytes, so only one combination in `share` is recovered.
     let share = count_from_env("STRATAKV_TEST_RECOVERIES", 9) as u64;
     let (mut opened, mut refused, mut recovered) = (0, 0, 0);
     for (number, first) in SLOTS.iter().enumerate() {
@@ -369,7 +375,7 @@ fn every_combination_of_one_device_has_the_outcome_of_the_table() {
                         let report = check(&dirs);
                         let bad = image.damaged(slots, copies, end);
                         let expected = expected.map(|keys| (keys, bad));
-                        // Without writing, twice: the same.
+                        // Two read-only opens must have the same outcome.
                         for _ in 0..2 {
                             let found = outcome(options(&dirs).read_only(true).open());
                             assert_eq!(found, expected, "{what}\n{}", report.to_text());
@@ -391,7 +397,7 @@ fn every_combination_of_one_device_has_the_outcome_of_the_table() {
                         let target = scratch.path().join("recovered");
                         let dirs = copy_devices(&dirs, &target, &mut Rng(case));
                         assert_eq!(outcome(options(&dirs).open()), expected, "{what}, recovered");
-                        // It was made good.
+                        // The recovery repaired all damage.
                         let expected = expected.map(|(keys, _)| (keys, 0));
                         assert_eq!(outcome(options(&dirs).open()), expected, "{what}, recovered and opened again");
                         assert_clean(&dirs, &what);
@@ -409,15 +415,15 @@ fn every_combination_of_one_device_has_the_outcome_of_the_table() {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DeviceIs {
     Good,
-    /// Not given.
+    /// The device is not given.
     Missing,
-    /// Another store's device of the same index.
+    /// The device of the same index of another store.
     Foreign,
     /// Both slots are torn.
     NoSuperblock,
     /// One slot is torn.
     OneSlot,
-    /// Its copy of the manifest is gone.
+    /// Its copy of the manifest is deleted.
     NoManifest,
     /// The directory is empty.
     Empty,
@@ -484,7 +490,7 @@ fn every_combination_of_two_devices_has_the_outcome_of_the_table() {
             }
             let whole = [DeviceIs::Good, DeviceIs::OneSlot, DeviceIs::NoManifest];
             let both = [DeviceIs::Foreign, DeviceIs::Doubled];
-            // Two devices of the other store are that store, and a pair that was swapped is the same pair.
+            // Two devices of the other store make that store, and swapping a pair does not change it.
             let other_store = both.contains(&first) && second == first;
             let fits = whole.contains(&first) && whole.contains(&second) || other_store;
             let lost = first == DeviceIs::NoManifest && second == DeviceIs::NoManifest;
@@ -497,7 +503,7 @@ fn every_combination_of_two_devices_has_the_outcome_of_the_table() {
             }
             let bad =
                 [first, second].iter().filter(|is| matches!(is, DeviceIs::OneSlot | DeviceIs::NoManifest)).count();
-            // The third opening makes it good.
+            // The third open is writable and repairs the damage.
             for (write, bad) in [(false, bad), (false, bad), (true, bad), (true, 0)] {
                 let found = outcome(options(&dirs).read_only(!write).create(false).open());
                 assert_eq!(found.is_some(), expected, "{what}");

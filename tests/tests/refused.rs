@@ -1,5 +1,7 @@
-//! Manifests with the right checksums that no writer of this version writes: refused with the right kind of error,
-//! never cut, and kvfsck says so too. And what looks odd but is valid.
+//! Manifests with valid checksums that this version does not write.
+//!
+//! The engine refuses them with the right kind of error and never truncates them, and kvfsck reports them. The last
+//! tests show unusual manifests that are valid.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,7 +30,7 @@ fn append(store: &Store, sequence: Option<stratakv::Sequence>, state: &[u8]) -> 
     sequence
 }
 
-/// A store of two commits whose process was killed: state `one` at 6 tokens, `two` at 12.
+/// Writes a store of two commits that is not closed: state `one` at 6 tokens, state `two` at 12.
 fn killed(root: &Path) -> Vec<PathBuf> {
     let dirs = device_dirs(&root.join("first"), 1);
     let store = options(&dirs).open().unwrap();
@@ -39,8 +41,8 @@ fn killed(root: &Path) -> Vec<PathBuf> {
     killed
 }
 
-/// Refused with this kind, by kvfsck too, and without a change: what was there before is whole again once the manifest
-/// is.
+/// Damages the manifest and checks that the open fails with this kind of error, that kvfsck reports it, and that no
+/// file changes. The store opens again once the manifest is restored.
 fn refused(what: &str, kind: ErrorKind, damage: impl Fn(&ManifestLog)) {
     let scratch = fast_scratch();
     let dirs = killed(scratch.path());
@@ -67,7 +69,7 @@ fn a_last_batch_of_another_version_is_not_cut() {
     refused("another number", ErrorKind::Corruption, |log| log.change_last(|batch| batch[8] ^= 0x40));
 }
 
-/// The record that created the sequence, for another one.
+/// Appends a changed copy of the record that created the sequence.
 fn create(log: &ManifestLog, change: impl Fn(&mut m::SequenceCreate)) {
     let mut found = None;
     log.records(&mut |record| {
@@ -128,7 +130,7 @@ fn the_state_is_that_of_the_frame_which_the_commit_names() {
     });
     let (first, last) = (commits[0], commits[commits.len() - 1]);
     assert_ne!(first.state_frame, last.state_frame);
-    // Both frames hold tokens, and so both are the sequence's: a later one need not be the one that counts.
+    // Both frames hold tokens, so both belong to the sequence. The commit need not name the later one.
     let mut record = Vec::new();
     encode_record(
         &mut record,
@@ -172,7 +174,7 @@ fn the_state_of_another_sequence_is_a_finding() {
     assert_eq!(report.exit_code, kvfsck::EXIT_DAMAGE);
 }
 
-/// Stores of before wrote the groups that a truncation cuts anew at once; a manifest may have them cut all the same.
+/// A manifest may commit a length inside a stored group, of which only the first tokens then count.
 #[test]
 fn a_group_that_a_truncation_cut_is_read_for_its_first_tokens() {
     let scratch = fast_scratch();
@@ -191,7 +193,7 @@ fn a_group_that_a_truncation_cut_is_read_for_its_first_tokens() {
     let batch = store.read(&[&view]).unwrap().wait().unwrap();
     let mut out = [0.0; 8];
     stratakv::attend(&[0.0; 8], &view, batch.get(0).unwrap(), &mut out).unwrap();
-    // Without a preference the mean: tokens 0 to 5 of the first append, 0 to 3 of the second.
+    // A zero query gives the mean of all tokens: 0 to 5 of the first append, 0 to 3 of the second.
     for (i, x) in out.iter().enumerate() {
         let mean = (0..6).chain(0..4).map(|token| (token * 8 + i) as f32).sum::<f32>() / 10.0;
         assert!((x - mean).abs() < 0.05, "{i}: {x}, not {mean}");
@@ -199,7 +201,7 @@ fn a_group_that_a_truncation_cut_is_read_for_its_first_tokens() {
     drop((batch, view, sequence));
     store.close().unwrap();
 
-    // The keys of tokens 8 to 11: of the second append the third to the sixth.
+    // The keys of tokens 8 to 11 are the third to the sixth of the second append.
     let keys: Vec<u8> = (16..48).flat_map(|i| half::f16::from_f32(i as f32).to_le_bytes()).collect();
     let path = dirs[0].join("segments/00000000");
     let mut bytes = fs::read(&path).unwrap();

@@ -1,4 +1,10 @@
-//! Several devices: copies, damage, lost and removed devices, from outside.
+//! Stores on several devices, through the public API.
+//!
+//! - Copies of a frame are on distinct devices. A damaged copy is replaced by another and repaired.
+//! - A store opens without a lost device and restores the copies. A device can be drained, removed and added.
+//! - Forks, readers and cleaning keep working meanwhile.
+//!
+//! Most tests run with one thread per device and with one thread for all.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -16,18 +22,18 @@ const GROUP: usize = 8;
 const LAYERS: usize = 2;
 
 stratakv_tests::on_threads!(
-    copies_lie_on_distinct_devices_and_are_checked,
+    copies_are_on_distinct_devices_and_are_checked,
     a_damaged_device_is_read_around_and_healed,
-    a_store_opens_without_a_device_and_makes_the_copies_anew,
+    a_store_opens_without_a_device_and_restores_the_copies,
     a_device_is_drained_and_removed,
-    cleaning_writes_nothing_to_a_device_that_is_to_go,
+    cleaning_writes_nothing_to_a_device_that_is_drained,
     as_many_copies_as_devices,
     forks_have_the_copies_of_what_they_share,
-    a_device_stays_while_somebody_holds_what_no_commit_names,
-    a_device_goes_while_sequences_are_written,
+    a_device_stays_while_a_handle_holds_uncommitted_frames,
+    a_device_is_removed_while_sequences_are_written,
     a_device_joins,
     a_device_that_was_lost_comes_back,
-    what_only_a_lost_device_has_is_saved_when_it_comes_back,
+    frames_without_copies_are_saved_when_a_lost_device_comes_back,
     an_old_image_of_a_device_is_refused,
     a_device_that_loses_its_files_is_not_missed_by_readers,
 );
@@ -35,7 +41,7 @@ stratakv_tests::on_threads!(
 struct Place {
     _dir: tempfile::TempDir,
     devices: Vec<PathBuf>,
-    /// That serve them at most.
+    /// The largest number of threads that serve the devices.
     threads: Option<usize>,
 }
 
@@ -69,7 +75,7 @@ impl Place {
         self.options_of(left.map(|(_, path)| path))
     }
 
-    /// Changes bytes of every segment of a device, behind the engine's back.
+    /// Changes bytes of every segment file of a device.
     fn damage(&self, device: usize) {
         for entry in std::fs::read_dir(self.devices[device].join("segments")).unwrap() {
             let file = std::fs::OpenOptions::new().read(true).write(true).open(entry.unwrap().path()).unwrap();
@@ -118,7 +124,7 @@ fn append(sequence: &mut Sequence, tokens: std::ops::Range<usize>) {
     }
 }
 
-/// Reads everything and compares every byte.
+/// Reads the whole sequence and compares every byte.
 fn check(store: &Store, sequence: &Sequence, tokens: usize) -> stratakv::Result<()> {
     for layer in 0..LAYERS {
         let view = sequence.select(layer, SelectRequest::all())?;
@@ -153,7 +159,7 @@ fn other_copies(store: &Store) -> u64 {
     store.status().devices.iter().map(|device| device.counters.other_copies).sum()
 }
 
-fn copies_lie_on_distinct_devices_and_are_checked(threads: Option<usize>) {
+fn copies_are_on_distinct_devices_and_are_checked(threads: Option<usize>) {
     let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     let sequence = create(&store, 2, 6001);
@@ -189,27 +195,27 @@ fn a_damaged_device_is_read_around_and_healed(threads: Option<usize>) {
         assert_eq!(sequence.state(), Some(&b"state"[..]));
         check(&store, &sequence, 3000).unwrap();
         assert!(other_copies(&store) > 0);
-        // The background may have been faster with some of them.
+        // The background may have repaired some of them already.
         let repaired = store.repair().unwrap();
         assert_eq!(repaired.left, 0, "{repaired:?}");
-        // Copies that nobody read before may be chosen now: that ends once all were.
+        // Reads may now choose damaged copies that were never read. This ends once all are repaired.
         let healed = (0..20).any(|_| {
             let before = other_copies(&store);
             check(&store, &sequence, 3000).unwrap();
             assert_eq!(store.repair().unwrap().left, 0);
             other_copies(&store) == before
         });
-        assert!(healed, "what was healed is read as it is");
+        assert!(healed, "repaired copies are read without another copy");
         drop(sequence);
         store.close().unwrap();
-        // What nobody had reason to read is as it was: headers of segments, and of frames that were read from the other
+        // Headers that no read needed are still damaged: segment headers, and headers of frames read from the other
         // copy.
         let found = place.damage_found();
         assert!(found.len() < damaged, "{found:?}");
     }
 }
 
-fn a_store_opens_without_a_device_and_makes_the_copies_anew(threads: Option<usize>) {
+fn a_store_opens_without_a_device_and_restores_the_copies(threads: Option<usize>) {
     let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     drop(create(&store, 2, 4000));
@@ -230,18 +236,18 @@ fn a_store_opens_without_a_device_and_makes_the_copies_anew(threads: Option<usiz
     drop(sequence);
     store.close().unwrap();
     assert!(place.check(Some(1)).findings.iter().all(|f| f.severity != kvfsck::Severity::Damage));
-    // It is no member any more: the store is whole without it, and does not take it back as it is.
+    // The device is no longer a member. The store is complete without it, and refuses it with its old content.
     let store = place.without(1).open().unwrap();
     check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 4400).unwrap();
     store.close().unwrap();
     let error = place.options().open().map(drop).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StaleDevice);
     assert!(error.to_string().contains("device 1 left the store"), "{error}");
-    // And every frame has two copies again.
+    // Every frame has two copies again.
     let alone = || place.only(2);
     let store = alone().allow_degraded(true).open().unwrap();
     check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 4400).unwrap();
-    // The one that is left has the manifest twice from now on, as one that was alone from the start.
+    // The remaining device now stores the manifest twice, like a store of one device.
     assert_eq!(store.health().owed_manifests, 0);
     store.close().unwrap();
     let slot = newest(&fs::read(place.devices[2].join("superblock")).unwrap()).unwrap();
@@ -257,14 +263,18 @@ fn a_device_is_drained_and_removed(threads: Option<usize>) {
     let store = place.options().open().unwrap();
     let sequence = create(&store, 1, 4000);
     let view = sequence.select(0, SelectRequest::all()).unwrap();
-    // Views taken before keep what they saw, from where they saw it.
+    // A selection made before keeps its frames where they are.
     assert_eq!(store.remove_device(0).unwrap_err().kind(), ErrorKind::Busy);
     store.read(&[&view]).unwrap().wait().unwrap().get(0).unwrap();
     check(&store, &sequence, 4000).unwrap();
     let usage = store.usage().unwrap();
-    assert_eq!((usage.devices[0].free_bytes, usage.devices[0].reserved_bytes), (0, 0), "nobody may use it");
+    assert_eq!(
+        (usage.devices[0].free_bytes, usage.devices[0].reserved_bytes),
+        (0, 0),
+        "the device takes no new frames"
+    );
     assert!(usage.devices[0].dead_bytes > 0 && usage.sum_bytes() == usage.capacity_bytes, "{usage:?}");
-    // Others let go of theirs meanwhile.
+    // The selection is dropped while the device is removed.
     let done = std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(std::time::Duration::from_millis(100));
@@ -274,7 +284,7 @@ fn a_device_is_drained_and_removed(threads: Option<usize>) {
     });
     match done {
         Ok(done) => assert_eq!(done.removed, 1, "{done:?}"),
-        // The background was faster.
+        // The background removed the device first.
         Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}"),
     }
     std::fs::remove_dir_all(&place.devices[0]).unwrap();
@@ -289,7 +299,7 @@ fn a_device_is_drained_and_removed(threads: Option<usize>) {
     assert_eq!(error.kind(), ErrorKind::InvalidArgument);
 }
 
-fn cleaning_writes_nothing_to_a_device_that_is_to_go(threads: Option<usize>) {
+fn cleaning_writes_nothing_to_a_device_that_is_drained(threads: Option<usize>) {
     let place = Place::new(2, threads);
     let store = place.options().capacity(ByteSize::mib(52)).open().unwrap();
     let write = |at: usize| {
@@ -300,11 +310,11 @@ fn cleaning_writes_nothing_to_a_device_that_is_to_go(threads: Option<usize>) {
     };
     let there = (0..).take_while(|at| write(*at).is_ok()).count();
     assert!(there > 40, "{there}");
-    // The other one has no room for what it holds.
+    // The other device has no room for its frames.
     assert_eq!(store.remove_device(0).unwrap_err().kind(), ErrorKind::NoSpace);
     let content = || -> std::collections::BTreeMap<PathBuf, Vec<u8>> {
         let entries = fs::read_dir(place.devices[0].join("segments")).unwrap();
-        // Free ones are removed meanwhile.
+        // The background removes free segments meanwhile.
         entries
             .map(|entry| entry.unwrap().path())
             .filter_map(|path| Some((path.clone(), fs::read(path).ok()?)))
@@ -321,7 +331,7 @@ fn cleaning_writes_nothing_to_a_device_that_is_to_go(threads: Option<usize>) {
     for at in (0..there).step_by(4) {
         check(&store, &store.open_sequence(&at.to_string(), OpenSequence::new()).unwrap(), 1000).unwrap();
     }
-    // It is empty by now, or becomes so.
+    // The device is empty, or the removal empties it.
     match store.remove_device(0) {
         Ok(done) => assert_eq!((done.removed, done.left), (1, 0), "{done:?}"),
         Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}"),
@@ -339,7 +349,7 @@ fn as_many_copies_as_devices(threads: Option<usize>) {
 }
 
 fn forks_have_the_copies_of_what_they_share(threads: Option<usize>) {
-    // Whoever commits first announces the frames: the fork alone, the fork before, or the fork behind.
+    // The first commit records the frames. It is that of the fork alone, of the fork first, or of the parent first.
     for order in 0..3 {
         let place = Place::new(2, threads);
         let store = place.options().open().unwrap();
@@ -370,7 +380,7 @@ fn forks_have_the_copies_of_what_they_share(threads: Option<usize>) {
     }
 }
 
-fn a_device_stays_while_somebody_holds_what_no_commit_names(threads: Option<usize>) {
+fn a_device_stays_while_a_handle_holds_uncommitted_frames(threads: Option<usize>) {
     let place = Place::new(2, threads);
     let store = place.options().open().unwrap();
     let mut parent = create(&store, 1, 3000);
@@ -378,7 +388,7 @@ fn a_device_stays_while_somebody_holds_what_no_commit_names(threads: Option<usiz
     parent.delete(Durability::Sync).unwrap();
     assert_eq!(store.remove_device(1).unwrap_err().kind(), ErrorKind::Busy);
     fork.commit(Durability::Sync).unwrap();
-    // The background may have been faster: then there is no such device any more.
+    // The background may have removed the device first. Its index is then invalid.
     match store.remove_device(1) {
         Ok(done) => assert!(done.removed == 1, "{done:?}"),
         Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}"),
@@ -392,20 +402,20 @@ fn a_device_stays_while_somebody_holds_what_no_commit_names(threads: Option<usiz
     check(&store, &store.open_sequence("fork", OpenSequence::new()).unwrap(), 6000).unwrap();
 }
 
-fn a_device_goes_while_sequences_are_written(threads: Option<usize>) {
+fn a_device_is_removed_while_sequences_are_written(threads: Option<usize>) {
     let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     let mut kept: Vec<Sequence> =
         (0..8).map(|_| store.create_sequence(&layout(), CreateOptions::new().replicas(2)).unwrap()).collect();
     kept.iter_mut().for_each(|sequence| append(sequence, 0..2500));
     let held = store.remove_device(2).map(|done| done.removed);
-    assert_eq!(held.unwrap_err().kind(), ErrorKind::Busy, "nothing of them is committed yet");
+    assert_eq!(held.unwrap_err().kind(), ErrorKind::Busy, "no sequence is committed yet");
     kept.iter_mut().for_each(|sequence| sequence.commit(Durability::Sync).unwrap());
     match store.remove_device(2) {
         Ok(done) => assert!(done.removed == 1, "{done:?}"),
         Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{e}"),
     }
-    // What was written to on it is sealed by nobody any more.
+    // Segments that were open on the removed device are not sealed.
     for sequence in &mut kept {
         append(sequence, 2500..3500);
         sequence.commit(Durability::Sync).unwrap();
@@ -456,9 +466,9 @@ fn a_device_that_was_lost_comes_back(threads: Option<usize>) {
     append(&mut sequence, 3000..3500);
     sequence.commit(Durability::Sync).unwrap();
     assert_eq!(store.add_device(&place.devices[0]).unwrap_err().kind(), ErrorKind::InUse);
-    // What it held is out of date; it gets everything anew.
+    // The old content of the device is discarded, and it receives new copies.
     assert_eq!(store.add_device(&place.devices[1]).unwrap(), 2);
-    // The background may have been faster.
+    // The background may have repaired everything already.
     assert_eq!(store.repair().unwrap().left, 0);
     drop(sequence);
     store.close().unwrap();
@@ -468,7 +478,7 @@ fn a_device_that_was_lost_comes_back(threads: Option<usize>) {
     check(&store, &store.open_sequence("s", OpenSequence::new()).unwrap(), 3500).unwrap();
 }
 
-fn what_only_a_lost_device_has_is_saved_when_it_comes_back(threads: Option<usize>) {
+fn frames_without_copies_are_saved_when_a_lost_device_comes_back(threads: Option<usize>) {
     let place = Place::new(2, threads);
     let store = place.options().open().unwrap();
     drop(create(&store, 1, 4000));
@@ -537,7 +547,7 @@ fn a_device_that_loses_its_files_is_not_missed_by_readers(threads: Option<usize>
     store.close().unwrap();
     let damage = |f: &&kvfsck::Finding| f.severity == kvfsck::Severity::Damage;
     assert_eq!(place.check(Some(0)).findings.iter().filter(damage).count(), 0);
-    // Every frame has two copies on what is left.
+    // Each remaining device has a copy of every frame.
     for lost in 1..3 {
         let left = place.only(lost);
         let store = left.read_only(true).allow_degraded(true).open().unwrap();
@@ -545,8 +555,8 @@ fn a_device_that_loses_its_files_is_not_missed_by_readers(threads: Option<usize>
     }
 }
 
-/// Blocks smaller than what a device reads at once: what one copy gives for a block must not take the place of its
-/// neighbours, which another copy gave.
+/// Several blocks share a page of a device. A block read from another copy must not overwrite its neighbours, which the
+/// first copy provided.
 #[test]
 fn blocks_of_one_sector_are_damaged_in_different_copies() {
     const GROUPS: u16 = 64;
@@ -586,8 +596,8 @@ fn blocks_of_one_sector_are_damaged_in_different_copies() {
             let (keys, values) = batch.get(0).unwrap().group(usize::from(group) - 1).unwrap();
             assert!([keys, values].concat() == block(group), "group {group}: wrong bytes");
         }
-        // Neither copy is whole: neither goes on the word of the other, and both are made anew, here or in the
-        // background, of what is good in either.
+        // Both copies are damaged, at different blocks. The repair, here or in the background, rewrites both from the
+        // good blocks of either.
         assert_eq!(store.repair().unwrap().left, 0);
     }
     drop(sequence);

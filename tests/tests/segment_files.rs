@@ -1,4 +1,4 @@
-//! Files of segments that cannot be opened, are gone, or whose name was not made durable: appends go on, and what is
+//! Segment files that cannot be opened, are missing, or whose names are not durable. Appends continue, and everything
 //! acknowledged stays.
 
 use std::sync::OnceLock;
@@ -27,8 +27,8 @@ fn simulation(seed: u64) -> Simulation {
     Simulation::new(&geometry, seed)
 }
 
-/// So many segments beside two generations of the manifest as a new store has them. To be called before there is a
-/// simulation.
+/// Returns options with a capacity of `segments` segments and two manifest generations of a new store. Must be called
+/// before the test makes a simulation.
 fn options(segments: u64) -> StoreOptions {
     static METADATA: OnceLock<u64> = OnceLock::new();
     let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
@@ -42,7 +42,7 @@ fn seeds(tokens: u64) -> Vec<u64> {
     (0..tokens).map(mix).collect()
 }
 
-/// A sequence of so many tokens, not committed.
+/// Makes a sequence of `tokens` tokens without a commit.
 fn sequence(store: &Store, key: &str, tokens: u64) -> stratakv::Sequence {
     let layout = shape().layout().expect("a layout");
     let mut sequence = store.create_sequence(&layout, CreateOptions::new().key(key)).expect("a sequence");
@@ -56,9 +56,9 @@ fn check(store: &Store, key: &str, tokens: u64) {
     shape().check_all(store, &sequence, |_| seeds(tokens));
 }
 
-/// A first segment whose directory could not be opened to sync its name is used by the next commit.
+/// The directory of the first segment cannot be opened to sync its name. The next commit still uses the segment.
 #[test]
-fn a_name_that_no_sync_covered_takes_nothing_acknowledged() {
+fn a_name_that_no_sync_covered_loses_nothing_acknowledged() {
     for seed in 0..24 {
         let options = options(1);
         let simulation = simulation(seed);
@@ -69,7 +69,7 @@ fn a_name_that_no_sync_covered_takes_nothing_acknowledged() {
         assert_eq!(e.kind(), stratakv::ErrorKind::Io, "{e:?}");
         assert!(!store.health().is_well(), "{:?}", store.health());
         assert!(store.health().poisoned.is_empty(), "no sync failed: {:?}", store.health());
-        sequence.commit(Durability::Sync).expect("the segment is there");
+        sequence.commit(Durability::Sync).expect("the segment exists");
         drop((sequence, store));
         simulation.crash();
         simulation.restart();
@@ -78,7 +78,7 @@ fn a_name_that_no_sync_covered_takes_nothing_acknowledged() {
     }
 }
 
-/// A store whose segments are free.
+/// Makes a store whose segments are free.
 fn emptied(open: impl Fn() -> Store, tokens: u64) {
     let store = open();
     let mut sequence = sequence(&store, "gone", tokens);
@@ -89,7 +89,7 @@ fn emptied(open: impl Fn() -> Store, tokens: u64) {
 }
 
 #[test]
-fn the_file_of_a_free_segment_that_is_gone_is_made_anew() {
+fn the_missing_file_of_a_free_segment_is_created_again() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
     let open = || small_options(&dirs).open().expect("the store");
@@ -105,11 +105,11 @@ fn the_file_of_a_free_segment_that_is_gone_is_made_anew() {
     drop(again);
     store.close().expect("closed");
     check(&open(), "s", 20 * TOKENS);
-    assert_clean(&dirs, "with files made anew");
+    assert_clean(&dirs, "with files created again");
 }
 
 #[test]
-fn a_free_segment_that_cannot_be_opened_is_passed_over() {
+fn a_free_segment_that_cannot_be_opened_is_skipped() {
     let options = options(8);
     let simulation = simulation(3);
     emptied(|| simulation.open(options.clone()).expect("the store"), 8 * TOKENS);
@@ -123,7 +123,7 @@ fn a_free_segment_that_cannot_be_opened_is_passed_over() {
     let usage = store.usage().expect("usage");
     assert_eq!(usage.sum_bytes(), usage.capacity_bytes);
     assert!(usage.file_bytes >= files, "the file still counts");
-    // It is used again once there is no other.
+    // The segment is used again if no other is free.
     drop(again);
     let mut at = 0;
     while sequence(&store, &format!("more {at}"), 12).commit(Durability::Sync).is_ok() {
@@ -134,9 +134,9 @@ fn a_free_segment_that_cannot_be_opened_is_passed_over() {
     store.close().expect("closed");
 }
 
-/// A sequence that fills one segment after the other finds the next one ready, and no capacity is missed for it.
+/// The background prepares the next segment for a sequence that fills segments. A smaller capacity removes it.
 #[test]
-fn the_next_segment_is_ready_and_goes_when_the_capacity_shrinks() {
+fn the_next_segment_is_ready_and_removed_when_the_capacity_shrinks() {
     let options = options(16);
     let simulation = simulation(7);
     let store = simulation.open(options).expect("a store");
@@ -152,14 +152,14 @@ fn the_next_segment_is_ready_and_goes_when_the_capacity_shrinks() {
     assert_eq!(files(), before + SEGMENT, "the next is ready");
     store.run_maintenance().expect("nothing is amiss");
     assert_eq!(files(), before + SEGMENT, "one is enough");
-    // More than the segment before has room for.
+    // These tokens do not fit into the previous segment.
     shape().append(&mut sequence, 0, &all[710..], Order::TokenMajor).expect("memory");
     sequence.commit(Durability::Sync).expect("room");
     assert_eq!(files(), before + SEGMENT, "it was ready");
     store.run_maintenance().expect("nothing is amiss");
-    // A new file, or one that is free again.
+    // The prepared segment is a new file or a free one.
     let most = files() - SEGMENT;
-    store.set_capacity(Some(ByteSize(most))).expect("nothing is in the one that is ready");
+    store.set_capacity(Some(ByteSize(most))).expect("the prepared segment is empty");
     assert!(files() <= most);
     shape().check_all(&store, &sequence, |_| all.clone());
 }

@@ -1,4 +1,4 @@
-//! Crash cases on simulated devices: a short run of what `crash sim` does for long.
+//! Crash cases on simulated devices: a short run of `crash sim`, and all kept histories.
 
 use std::path::Path;
 use stratakv_tests::sim::{Case, Coverage, History, run_many, run_verbose};
@@ -21,7 +21,7 @@ fn one_seed_is_one_history() {
     }
 }
 
-/// What once found a fault, or finds one that is planted, does so for good.
+/// Kept histories pass, and those with a planted fault find it.
 #[test]
 fn histories_that_found_something() {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("histories");

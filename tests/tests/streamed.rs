@@ -1,6 +1,9 @@
-//! Summaries that are streamed: selections are those of summaries in memory, to the bit, whatever became of the
-//! sequence; what is read and held of min/max records is what it should be; damage is met from another copy, or from
-//! the keys.
+//! Streamed summaries.
+//!
+//! - After any history, selections equal the selections by resident summaries.
+//! - A selection reads the records of one layer and frees them. Reads ahead are used once.
+//! - Damaged records are read from another copy or computed from the keys.
+//! - A pipeline over streamed records decodes the same bits.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -27,7 +30,7 @@ fn shape(dtype: DType) -> SequenceShape {
     SequenceShape { layers: vec![LayerShape::full(2, 24), LayerShape::full(1, 48), windowed], dtype, group: 4 }
 }
 
-/// Those that choose by bounds come first.
+/// Returns the selectors, the ones by bounds first.
 fn selectors() -> Vec<Arc<dyn Selector>> {
     let layer = |width: usize| LowRankAdapter::new(width, 4, numbers(width as u64, width * 4)).map(LayerAdapter::from);
     let layers = [48, 48, 16].map(layer).into_iter().collect::<Result<_, _>>().expect("matrices");
@@ -71,7 +74,7 @@ struct World {
     sequence: Option<Sequence>,
     selectors: Vec<SelectorId>,
     summaries: SummaryResidency,
-    /// Records of selectors are written with the groups.
+    /// True if records of selectors are stored with the groups.
     stored: bool,
     shape: SequenceShape,
     pipeline: Option<Pipeline>,
@@ -157,7 +160,7 @@ impl World {
         }
     }
 
-    /// What selections of all kinds choose, layer after layer.
+    /// Returns the groups that each kind of selection selects, by layer.
     fn chosen(&mut self, seed: u64) -> Vec<Vec<u64>> {
         let groups = |view: Selection| view.groups().collect::<Vec<_>>();
         let (shape, selectors) = (self.shape.clone(), self.selectors.clone());
@@ -227,7 +230,7 @@ fn selections_are_those_of_records_in_memory() {
             let selector = streamed.selectors[at];
             prop_assert_eq!(streamed.sequence().selector_bytes(selector).expect("its own"), 0);
         }
-        // What it has written is what is opened with its records in memory.
+        // The stored records also serve an open with resident summaries.
         let dirs = streamed.dirs.clone();
         streamed.summaries = SummaryResidency::Resident;
         streamed.apply(&Op::Reopen);
@@ -253,7 +256,7 @@ fn numbers(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| (rng.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 
-/// A store with a committed sequence of these tokens in each layer, closed.
+/// Writes and closes a store with a committed sequence of [`TOKENS`] tokens.
 fn written(dirs: &[PathBuf], layout: &KvLayout, options: CreateOptions) {
     let store = roomy(dirs).create(true).open().expect("a store");
     let mut sequence = store.create_sequence(layout, options.key("a")).expect("a sequence");
@@ -280,8 +283,7 @@ fn read_bytes(store: &Store) -> u64 {
     store.status().devices.iter().map(|device| device.counters.read_bytes).sum()
 }
 
-/// LeoAM's transfer: of the keys and values of a layer the share that is selected, and two keys of each n' keys and
-/// values.
+/// LeoAM's transfer: the selected share of a layer's keys and values, plus two keys for each n' keys and values.
 #[test]
 fn a_step_transfers_its_share_and_the_records() {
     for group in [32, 64] {
@@ -292,7 +294,7 @@ fn a_step_transfers_its_share_and_the_records() {
         let store = roomy(&dirs).open().expect("a store");
         let before = read_bytes(&store);
         let mut sequence = streamed(&store);
-        // Nothing but headers was read for it.
+        // The open read only headers.
         let (kv, read) = ((TOKENS * HEADS * DIM * 2 * 2) as u64, read_bytes(&store) - before);
         assert!(read <= 2 * kv / group as u64 / 4, "{read} bytes at opening");
         let leoam = sequence.attach(Arc::new(LeoAm::default())).expect("attached");
@@ -341,7 +343,7 @@ fn memory_is_that_of_one_layer_at_a_time() {
         .collect();
     drop(resident);
     store.close().expect("closed");
-    // Not half of what the records of all layers take.
+    // The limit is less than the records of all layers take.
     let limit = ByteSize(6 << 20);
     assert!(limit.0 / 2 < layer * LAYERS as u64);
     let store = roomy(&dirs).memory_limit(limit).open().expect("a store");
@@ -355,13 +357,13 @@ fn memory_is_that_of_one_layer_at_a_time() {
         sequence
             .select(layer, SelectRequest::query(&query).budget(Budget::tokens(400)).selector(leoam))
             .expect("selected");
-        assert_eq!(summaries(&store).expect("a category"), opened, "records are given back");
+        assert_eq!(summaries(&store).expect("a category"), opened, "the selection frees its records");
     }
     assert!(store.status().memory.peak_bytes as u64 <= limit.0);
 }
 
 #[test]
-fn reads_ahead_are_used_once_and_given_back() {
+fn reads_ahead_are_used_once_and_freed() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
     let layout = wide(3, 8);
@@ -384,7 +386,7 @@ fn reads_ahead_are_used_once_and_given_back() {
     pipeline.stream(1, &[&sequence]).expect("once");
     assert_eq!(pipeline.report().record_bytes, records);
     select(1);
-    // Those of the predicted query, then those of the true one.
+    // The first selection is that of the predicted query, the second that of the true one.
     assert_eq!(alone(1), 0);
     pipeline.read(1, &[select(1)]).expect("read");
     let mut out = vec![0.0; 2 * HEADS * DIM];
@@ -394,15 +396,15 @@ fn reads_ahead_are_used_once_and_given_back() {
     let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
     attend(&query, &view, batch.get(0).expect("blocks"), &mut direct).expect("attended");
     assert_eq!(out, direct);
-    assert_eq!(alone(1), records, "given back when the layer was read");
-    // Dropped on its way.
+    assert_eq!(alone(1), records, "freed when the layer was read");
+    // The pipeline is dropped while its read is in flight.
     let mut other = Pipeline::new(&store, Budget::tokens(64));
     other.stream(2, &[&sequence]).expect("read ahead");
     drop(other);
     assert_eq!(select(2).groups().count(), 8);
 }
 
-/// Groups of one token: the records of a layer in a frame are as long as its keys and values, and longer than a buffer.
+/// With groups of one token, a layer's records in a frame are as long as its keys and values, and longer than a buffer.
 #[test]
 fn records_longer_than_a_buffer_are_read_as_well() {
     let root = fast_scratch();
@@ -436,16 +438,16 @@ fn records_longer_than_a_buffer_are_read_as_well() {
     store.close().expect("closed");
 }
 
-/// An import holds the records against the keys.
+/// The import compares the records with the keys.
 #[test]
-fn what_is_exported_with_streamed_records_is_imported() {
+fn a_sequence_with_streamed_records_is_exported_and_imported() {
     let (root, other) = (fast_scratch(), fast_scratch());
     let dirs = device_dirs(root.path(), 2);
     let layout = wide(2, 8);
     written(&dirs, &layout, CreateOptions::new().store_summary(StoredSummary::MinMax));
     let store = roomy(&dirs).open().expect("a store");
     let mut sequence = streamed(&store);
-    // Groups in memory, and a tail.
+    // The sequence also has groups in memory, and a tail.
     let rows = numbers(3, 27 * HEADS * DIM);
     for layer in 0..2 {
         let view = TensorView::token_major(&rows, 27, HEADS, DIM);
@@ -500,7 +502,7 @@ impl DecodeModel for Model {
     }
 }
 
-/// Two sequences through a pipeline: the hidden states in the end, and the bytes of records that were read ahead.
+/// Decodes two sequences through a pipeline. Returns the last hidden states and the bytes of records read ahead.
 fn decoded(dirs: &[PathBuf], limit: ByteSize, summaries: SummaryResidency, with_leoam: bool) -> (Vec<Vec<f32>>, u64) {
     let store = roomy(dirs).memory_limit(limit).open().expect("a store");
     let open =
@@ -518,7 +520,7 @@ fn decoded(dirs: &[PathBuf], limit: ByteSize, summaries: SummaryResidency, with_
         }
     }
     assert!(store.status().memory.peak_bytes as u64 <= limit.0);
-    // What was decoded is not committed: the next one begins where this one began.
+    // The next run must start with the same tokens.
     one.truncate(1024).and_then(|()| one.commit(Durability::Sync)).expect("cut back");
     (model.hidden, pipeline.report().record_bytes)
 }
@@ -546,13 +548,13 @@ fn a_pipeline_over_streamed_records_decodes_the_same() {
         assert_eq!(none, 0);
         let (found, ahead) = decoded(&dirs, roomy, SummaryResidency::Streamed, with_leoam);
         assert!(found == expected && ahead > 0, "{ahead} bytes ahead");
-        // So little memory that reads ahead are given up, and nobody waits for what he holds himself.
+        // With little memory, reads ahead are dropped, and no read waits for buffers that its own pipeline holds.
         let (found, _) = decoded(&dirs, ByteSize::mib(7), SummaryResidency::Streamed, with_leoam);
         assert!(found == expected, "in little memory");
     }
 }
 
-/// Every record of every section is hit in turn.
+/// Damages one byte after another over all segments.
 #[test]
 fn damaged_records_come_from_another_copy_or_from_the_keys() {
     for copies in [1, 2] {
@@ -594,7 +596,7 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
                     Ok(sequence) => assert_eq!(chosen(&sequence).expect("selected"), expected, "byte {at}"),
                     Err(e) => assert!(copies == 1 && e.kind() == ErrorKind::Corruption, "{e}"),
                 }
-                // Records in memory are refused where they are damaged; those that are streamed are made anew.
+                // An open with resident summaries refuses damaged records. Streamed records are computed from the keys.
                 let counters: Vec<_> = store.status().devices.iter().map(|d| d.counters).collect();
                 let seen = counters.iter().any(|c| c.checksum_failures > 0);
                 hit += usize::from(seen);
@@ -610,7 +612,7 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
 }
 
 #[test]
-fn what_has_no_records_says_so() {
+fn sequences_without_records_are_refused() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
     let small = shape(DType::F16);

@@ -1,5 +1,5 @@
-//! Summaries of selectors that are streamed: what is kept and read of them, while a prompt is written and when it is
-//! opened again; and what is damaged comes from another copy, or from the keys.
+//! Streamed summaries of selectors: the memory that they take, the bytes that a selection reads, and how the engine
+//! handles damaged records.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ const TOKENS: usize = 8192;
 const HEADS: usize = 4;
 const DIM: usize = 64;
 const GROUP: usize = 8;
-/// Sign bits and a length per head, of a token.
+/// The bytes of a token: sign bits and a length per head.
 const SIGN_BYTES: usize = HEADS * (DIM / 8 + 2);
 
 fn layout() -> KvLayout {
@@ -47,7 +47,7 @@ fn read_bytes(store: &Store) -> u64 {
     store.status().devices.iter().map(|device| device.counters.read_bytes).sum()
 }
 
-/// Writes a prompt piece by piece, with sign bits beside the groups; what is held of them at most, over all layers.
+/// Writes a prompt in parts with stored sign bits. Returns the largest number of summary bytes in memory.
 fn prefill(store: &Store, summaries: SummaryResidency) -> (Sequence, u64) {
     let options = CreateOptions::new().key("a").summary_residency(summaries);
     let mut sequence = store.create_sequence(&layout(), options).expect("a sequence");
@@ -85,7 +85,7 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
     assert!(held < whole / 2, "{held} bytes kept of {whole}");
     let streamed = chosen(&mut sequence);
     drop(sequence);
-    // Opened again, nothing is kept, and attaching reads nothing.
+    // After another open, no summary is in memory, and attaching reads nothing.
     let open = |summaries| {
         let open = store.open_sequence("a", OpenSequence::new().summary_residency(summaries));
         open.expect("a sequence")
@@ -104,11 +104,11 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
         let before = read_bytes(&store);
         assert_eq!(select(layer).groups().collect::<Vec<_>>(), *expected);
         let (read, records) = ((read_bytes(&store) - before) as usize, TOKENS * SIGN_BYTES);
-        // Whole pages of each frame.
+        // Reads cover whole pages of each frame.
         assert!((records..=records * 2).contains(&read), "{read} bytes read for {records}");
-        assert_eq!(summaries(&store), opened, "records are given back");
+        assert_eq!(summaries(&store), opened, "the selection frees its records");
     }
-    // Read ahead, they are there for the selection by the predicted query and for that by the true one.
+    // Records that are read ahead serve the selections by the predicted and by the true query.
     let mut pipeline = Pipeline::new(&store, Budget::tokens(64));
     pipeline.stream(2, &[&sequence]).expect("read ahead");
     assert!(pipeline.report().record_bytes as usize >= TOKENS * SIGN_BYTES);
@@ -121,9 +121,9 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
     assert_eq!(chosen(&mut resident), streamed);
 }
 
-/// Without anything stored, summaries are kept; what is stored later is not.
+/// Summaries of groups without stored records stay in memory. Records that are stored later do not.
 #[test]
-fn only_what_stands_on_no_device_is_kept() {
+fn summaries_in_memory_are_those_that_no_device_stores() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
     let store = roomy(&dirs).create(true).open().expect("a store");
@@ -138,17 +138,17 @@ fn only_what_stands_on_no_device_is_kept() {
         sequence.commit(Durability::Sync).expect("committed");
     };
     append(&mut sequence, 4096);
-    // Their groups stand without records, and are not written again.
+    // These groups are stored without records and are not written again.
     let signs = sequence.attach_stored(Arc::new(SignBits)).expect("attached");
     let of_a_prompt = sequence.selector_bytes(signs).expect("its own");
     assert!(of_a_prompt >= (LAYERS * 4096 * SIGN_BYTES) as u64);
     append(&mut sequence, 2048);
-    assert!(sequence.selector_bytes(signs).expect("its own") > of_a_prompt, "behind a gap all is kept");
-    // Cut into the prompt and grown again, all that follows it has records.
+    assert!(sequence.selector_bytes(signs).expect("its own") > of_a_prompt, "after a gap all summaries are kept");
+    // After a truncation, all groups that follow have records.
     sequence.truncate(0).expect("cut");
     append(&mut sequence, 2048);
-    assert!(sequence.selector_bytes(signs).expect("its own") < of_a_prompt / 16, "nothing behind a commit");
-    // Taken away, nothing of it is read ahead.
+    assert!(sequence.selector_bytes(signs).expect("its own") < of_a_prompt / 16, "nothing is kept after a commit");
+    // After a detach, no record is read ahead.
     let query = numbers(5, 2 * HEADS * DIM);
     sequence.select(0, SelectRequest::query(&query).budget(Budget::tokens(64)).selector(signs)).expect("selected");
     let ahead = |sequence: &Sequence| {

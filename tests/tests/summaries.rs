@@ -1,5 +1,8 @@
-//! Summaries of selectors that stand with the groups: they come back as what the keys give, whatever became of the
-//! sequence in between; and what is damaged, or of another adapter, is made from the keys.
+//! Stored summaries of selectors.
+//!
+//! - After any history of a sequence, they equal the summaries computed from its keys.
+//! - If they are damaged, or belong to another adapter, the engine computes them from the keys.
+//! - If keys are damaged, the engine reads them from another copy or reports the damage.
 
 use half::f16;
 use proptest::prelude::*;
@@ -57,7 +60,7 @@ fn selectors() -> Vec<Arc<dyn Selector>> {
     ]
 }
 
-/// The records that the keys of these tokens give, by layer.
+/// Returns the records computed from the keys of these tokens, by layer.
 fn expected(selector: &dyn Selector, tokens: &[Vec<u64>]) -> Vec<Vec<u8>> {
     let shape = shape();
     let kind = selector.summaries().remove(0);
@@ -207,7 +210,7 @@ fn what_comes_back_is_what_the_keys_give() {
     outcome.unwrap_or_else(|e| panic!("{e}"));
 }
 
-/// A store with a sequence whose groups all have summaries, closed.
+/// Writes and closes a store with a sequence whose groups all have summaries. Returns its tokens by layer.
 fn written(dirs: &[PathBuf], tokens: usize) -> Vec<Vec<u64>> {
     let store = small_options(dirs).create(true).open().expect("a store");
     let layout = shape().layout().expect("a layout");
@@ -249,18 +252,18 @@ fn keys_are_not_read_where_summaries_are_stored() {
         let bytes = read(selector);
         assert!(bytes > 0 && bytes < kv / 4, "{name}: {bytes} of {kv}");
     }
-    // Another adapter, under the same name and version: its summaries are made from the keys, and right.
+    // An adapter with the same name and version but other numbers needs summaries computed from the keys.
     assert!(read(Arc::new(KvSwap::new(low_rank(77)))) >= kv);
-    // No min/max records, so bounds come from the keys.
+    // The sequence has no min/max records, so bounds are computed from the keys.
     assert!(read(Arc::new(LeoAm::default())) >= kv);
 }
 
 #[test]
-fn damaged_summaries_are_made_anew_and_found() {
+fn damaged_summaries_are_recomputed_and_found() {
     damage_summaries(1);
 }
 
-/// The same place of every copy.
+/// Every copy is damaged at the same place.
 #[test]
 fn summaries_damaged_in_every_copy_keep_no_sequence_closed() {
     damage_summaries(2);
@@ -280,7 +283,7 @@ fn damage_summaries(copies: usize) {
             let copied = copy_devices(&dirs, &copy, &mut rng);
             for dir in &copied {
                 let mut bytes = std::fs::read(dir.join(&segment)).expect("a file");
-                // Payloads of copies lie alike.
+                // Copies of a frame have the same offset in this store.
                 assert_eq!(bytes[at], whole[at], "byte {at}");
                 bytes[at] ^= 0x10;
                 std::fs::write(dir.join(&segment), bytes).expect("written");
@@ -288,7 +291,7 @@ fn damage_summaries(copies: usize) {
             tried += 1;
             assert!(!check(&copied).clean, "byte {at}");
             let store = small_options(&copied).open().expect("a store");
-            // Where a header is hit the sequence does not open, and keys that are hit cannot be read: both say so.
+            // A damaged header prevents the open, and damaged keys prevent the attach. Both are reported.
             if let Ok(mut sequence) = store.open_sequence("a", OpenSequence::new()) {
                 for selector in selectors() {
                     let Ok(id) = sequence.attach(Arc::clone(&selector)) else { continue };
@@ -297,7 +300,7 @@ fn damage_summaries(copies: usize) {
                 }
             }
             drop(store);
-            // Once the background has let go of it as well.
+            // kvfsck waits until the background has released the lock.
             let _ = check(&copied);
             std::fs::remove_dir_all(copy).expect("removed");
         }
@@ -305,7 +308,7 @@ fn damage_summaries(copies: usize) {
     assert!(tried > 20 && opened > 3 * tried, "{opened} of {tried}");
 }
 
-/// Adapters of one name and version are two where their numbers differ, in one sequence too.
+/// Adapters with the same name and version but different numbers are two adapters, even in one sequence.
 #[test]
 fn adapters_are_told_apart_by_their_numbers() {
     let root = fast_scratch();
@@ -327,12 +330,12 @@ fn adapters_are_told_apart_by_their_numbers() {
     }
 }
 
-/// A record that the format has no room for is not written: the summary is made from the keys each time.
+/// A record beyond the limit of the format is not written. The summary is computed from the keys at each attach.
 #[test]
 fn records_beyond_the_limit_of_the_format_are_left_out() {
     const GROUP: usize = 128;
     const WIDTH: usize = 64;
-    // 2 bytes of each rank of each token of a group.
+    // A record has 2 bytes for each rank and token of a group.
     let rank = stratakv_format::frame::SUMMARY_RECORD_BYTES_MAX as usize / (2 * GROUP) + 1;
     let shape = SequenceShape { layers: vec![LayerShape::full(1, WIDTH as u16)], dtype: DType::F16, group: GROUP };
     let adapter = |rank| {
@@ -365,7 +368,7 @@ fn records_beyond_the_limit_of_the_format_are_left_out() {
     }
 }
 
-/// KV heads, head dim and groups of layers whose K planes are read alone where groups are large enough.
+/// KV heads, head dim and groups of layers whose K planes are read without V planes if groups are large enough.
 const HEADS: usize = 2;
 const DIM: usize = 64;
 const GROUPS: usize = 20;
@@ -374,8 +377,7 @@ fn large_options(dirs: &[PathBuf]) -> StoreOptions {
     small_options(dirs).memory_limit(ByteSize::mib(64)).segment_bytes(ByteSize::mib(8)).frame_bytes(ByteSize::mib(1))
 }
 
-/// A sequence of two layers of equal keys, which are given back, and values; what landmarks knew of them when they were
-/// appended.
+/// Writes a sequence of two equal layers. Returns the keys, the values, and the landmarks computed during the appends.
 fn large(dirs: &[PathBuf], group: usize, codec: PlaneCodec) -> (Vec<f16>, Vec<f16>, Vec<Vec<u8>>) {
     let store = large_options(dirs).create(true).open().expect("a store");
     let builder = KvLayout::builder().layers(LAYERS as u16).kv_heads(HEADS as u16).head_dim(DIM as u16).codec(codec);
@@ -397,7 +399,7 @@ fn large(dirs: &[PathBuf], group: usize, codec: PlaneCodec) -> (Vec<f16>, Vec<f1
     (keys, values, known)
 }
 
-/// Bytes that come from the devices.
+/// Calls `what` and returns the bytes that it read from the devices.
 fn bytes_read(store: &Store, what: impl FnOnce()) -> u64 {
     let bytes = || store.status().devices.iter().map(|device| device.counters.read_bytes).sum::<u64>();
     let before = bytes();
@@ -407,12 +409,12 @@ fn bytes_read(store: &Store, what: impl FnOnce()) -> u64 {
 
 #[test]
 fn values_between_large_planes_of_keys_are_left_out() {
-    // Bytes of planes as they are stored, in whole pages where they are read alone.
+    // Stored bytes of K planes, in whole pages if they are read alone, and of blocks.
     for (group, codec, keys, block) in [
         (32, PlaneCodec::Raw, None, 16 << 10),
         (64, PlaneCodec::Raw, Some(16 << 10), 32 << 10),
         (128, PlaneCodec::Raw, Some(32 << 10), 64 << 10),
-        // Half of the bytes, and ranges: 512 of keys, two of each run of 32 values.
+        // Half the bytes, plus ranges: 512 of keys, and two for each run of 32 values.
         (128, PlaneCodec::Int8, Some(20 << 10), 36 << 10),
     ] {
         let root = fast_scratch();
@@ -427,14 +429,14 @@ fn values_between_large_planes_of_keys_are_left_out() {
             bytes_read(&store, || id = Some(sequence.attach(Arc::new(ShadowKv::default())).expect("attached")));
         assert_eq!(attached, groups * keys, "groups of {group}, {codec:?}");
         assert_eq!(found(&sequence, id.expect("attached")), known, "groups of {group}, {codec:?}");
-        // Twice the keys, and the values of a tenth of the groups, which are kept whole.
+        // The keys are read twice, and the values of the tenth of the groups that is kept whole.
         let options = ReconstructOptions::default().rank(4).outlier_share(0.1);
         let rebuilt = bytes_read(&store, || sequence.reconstruct_keys(&options).expect("rebuilt"));
         assert_eq!(rebuilt, 2 * groups * keys + groups / 10 * (block - keys), "groups of {group}, {codec:?}");
     }
 }
 
-/// Changes a byte of the rows of a token in a device's segments, wherever they are, and says how often it did.
+/// Changes a byte of a token's row wherever the segments of a device store it. Returns the number of changes.
 fn damage_rows(dir: &std::path::Path, rows: &[f16], token: usize) -> usize {
     let row: Vec<u8> = rows[token * HEADS * DIM..][..DIM].iter().flat_map(|x| x.to_le_bytes()).collect();
     let mut changed = 0;
@@ -450,7 +452,7 @@ fn damage_rows(dir: &std::path::Path, rows: &[f16], token: usize) -> usize {
 
 #[test]
 fn damaged_values_fail_nothing_that_needs_keys() {
-    // Read with the values, and without.
+    // Keys of small groups are read together with the values, keys of large groups alone.
     for group in [8, 64] {
         let root = fast_scratch();
         let dirs = device_dirs(root.path(), 1);
@@ -480,7 +482,7 @@ fn damaged_keys_are_read_from_another_copy_alone() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 2);
     let (keys, values, known) = large(&dirs, 64, PlaneCodec::Raw);
-    // One group's keys of the first copy, its values of both.
+    // One group's keys are damaged in the first copy, its values in both.
     for (at, dir) in dirs.iter().enumerate() {
         assert_eq!(damage_rows(dir, &values, 3 * 64), LAYERS);
         if at == 0 {

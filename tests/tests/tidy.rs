@@ -1,4 +1,8 @@
-//! Rules of the code base that no compiler keeps.
+//! Rules of the code base that the compiler does not check.
+//!
+//! - Modules of the engine import only from the floors below.
+//! - Unsafe code, vector code, CPU detection and float conversion stay in their rooms.
+//! - Files are small, every crate keeps the lints, and kvfsck does not depend on the engine.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +13,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf()
 }
 
-/// Source files below a directory, with their text.
+/// Returns the source files below a directory with their text.
 fn sources(dir: &str) -> Vec<(String, String)> {
     let base = root().join(dir);
     let rust = files(&base).into_iter().filter(|path| path.extension().is_some_and(|e| e == "rs"));
@@ -39,12 +43,12 @@ fn floor(module: &str) -> Option<usize> {
     FLOORS.iter().position(|floor| floor.contains(&module))
 }
 
-/// Modules that a source file names.
+/// Returns the modules that a source file names.
 fn uses(text: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for line in text.lines().filter(|line| !line.trim_start().starts_with("//")) {
         for (at, _) in line.match_indices("crate::") {
-            // `pub(crate)` and names that end in "crate" are none.
+            // Names that end in "crate" do not count.
             let before = line[..at].chars().next_back();
             if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == '$') {
                 continue;
@@ -84,7 +88,7 @@ fn unsafe_stays_in_its_rooms() {
         for (path, text) in sources(dir) {
             let room = match dir {
                 "engine/src" => path.starts_with("io/") || path.starts_with("kernels/") || path == "huge_pages.rs",
-                // The bare io_uring loop that the engine is measured against.
+                // The plain io_uring loop that benchmarks compare the engine with.
                 "bench/src" => path == "support/bare.rs",
                 // Maps the weight files of models.
                 "examples/llama/src" => path == "weights/mapping.rs",
@@ -165,7 +169,7 @@ fn files_are_small() {
     }
 }
 
-/// What is locked in a field of a literal stays locked until the literal is whole, in whatever order its fields stand.
+/// A lock taken in a field of a literal is held until the literal is complete, whatever the order of its fields.
 #[test]
 fn no_lock_is_taken_in_a_field_of_a_literal() {
     let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || c == '_');

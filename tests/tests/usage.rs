@@ -1,5 +1,8 @@
-//! Where the bytes are, as `Store::usage` has it, against the files and against itself, after every step of random
-//! histories.
+//! The accounting of `Store::usage`, after every operation of random histories.
+//!
+//! - The parts add up to the capacity, and the sequences to the live bytes.
+//! - The files have the bytes that the usage reports.
+//! - A reopen changes nothing but what recovery must seal, and deleting everything frees all space.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -36,7 +39,8 @@ enum Op {
 fn op() -> impl Strategy<Value = Op> {
     let slot = 0..SLOTS;
     prop_oneof![
-        8 => (slot.clone(), prop_oneof![1_usize..20, 20_usize..900]).prop_map(|(slot, tokens)| Op::Append { slot, tokens }),
+        8 => (slot.clone(), prop_oneof![1_usize..20, 20_usize..900])
+            .prop_map(|(slot, tokens)| Op::Append { slot, tokens }),
         6 => (slot.clone(), 0_usize..3, 0_usize..3000)
             .prop_map(|(slot, durability, state)| Op::Commit { slot, durability, state }),
         2 => (slot.clone(), 0_usize..101).prop_map(|(slot, part)| Op::Truncate { slot, part }),
@@ -51,7 +55,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// Two models: two namespaces.
+/// Returns the shape of a slot. Even and odd slots have different models, so they are in two namespaces.
 fn shape(slot: usize) -> SequenceShape {
     match slot % 2 {
         0 => SequenceShape {
@@ -72,12 +76,12 @@ struct World {
     _root: TempDir,
 }
 
-/// Bytes of the files below a directory.
+/// Returns the bytes of the files below a directory.
 fn length(dir: &Path) -> u64 {
     let entries = std::fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry"));
     let of = |entry: std::fs::DirEntry| match entry.file_type().expect("a file type").is_dir() {
         true => length(&entry.path()),
-        // One that was removed meanwhile is gone.
+        // The background may have removed the file since.
         false => entry.metadata().map_or(0, |meta| meta.len()),
     };
     entries.map(of).sum()
@@ -93,7 +97,7 @@ impl World {
         world
     }
 
-    /// So many segments beside two generations of the manifest.
+    /// Returns the capacity of `segments` segments and two generations of the manifest.
     fn capacity(&self, segments: u64) -> ByteSize {
         let copies = if self.dirs.len() == 1 { 2 } else { self.dirs.len().min(3) } as u64;
         ByteSize(2 * copies * (4 << 20) + 8192 * self.dirs.len() as u64 + segments * SEGMENT)
@@ -109,7 +113,7 @@ impl World {
         self.store.as_ref().expect("an open store")
     }
 
-    /// The usage and the bytes of all files, at one moment: the background may be at work.
+    /// Returns the usage once it agrees with the files, because the background may be changing them.
     fn usage(&self) -> (Usage, Vec<SequenceInfo>) {
         for _ in 0..1000 {
             let usage = self.store().usage().expect("the usage");
@@ -152,7 +156,7 @@ impl World {
         usage
     }
 
-    /// Whether it worked; only want of space may stand in its way.
+    /// Returns the value of an operation that succeeded, or none if it lacked space. Fails on any other error.
     fn allow<T>(&self, outcome: Result<T, Error>) -> Option<T> {
         match outcome {
             Ok(done) => Some(done),
@@ -161,7 +165,7 @@ impl World {
         }
     }
 
-    /// The handle of a slot, opened or created.
+    /// Takes the handle of a slot. Opens or creates its sequence if it has none.
     fn take(&mut self, slot: usize) -> Sequence {
         if let Some(sequence) = self.slots[slot].take() {
             return sequence;
@@ -206,7 +210,7 @@ impl World {
                 self.slots[slot] = Some(sequence);
             }
             Op::Fork { from, to } => {
-                // Of the same model, under a key that is free.
+                // A fork has the model of its parent, and needs a free key.
                 let (from, to) = (from, (to & !1) | (from & 1));
                 let mut sequence = self.take(from);
                 let taken = self.slots[to].is_some() || from == to;
@@ -242,7 +246,7 @@ impl World {
         }
     }
 
-    /// What is open for appends may be sealed by an open; everything else is as it was.
+    /// Reopens the store. The open may seal open segments. Everything else must be the same.
     fn reopen(&mut self, close: bool) {
         self.slots = [const { None }; SLOTS];
         let flushed = self.store().flush();
@@ -263,8 +267,7 @@ impl World {
         let sequences = |usage: &Usage| -> Vec<_> {
             usage.namespaces.iter().map(|own| (own.layout, own.sequences, own.tokens)).collect()
         };
-        // What was open could not be evicted before, and copies that found no room may find some: both in the
-        // background.
+        // The background may now evict sequences that had a handle, and make copies that found no space before.
         let more = self.dirs.len() > 1 && after.live_bytes > before.live_bytes;
         let copied = more && sequences(&after) == sequences(&before);
         if !copied && (after.live_bytes, &after.namespaces) != (before.live_bytes, &before.namespaces) {
@@ -277,12 +280,12 @@ impl World {
         assert!(after.lifetime_bytes >= before.lifetime_bytes);
     }
 
-    /// With everything deleted, all of the space is back.
+    /// Deletes everything and checks that all space is free.
     fn empty(&mut self) {
         for slot in 0..SLOTS {
             self.run(&Op::Delete { slot, durability: 0 });
         }
-        // Copies that the background was making are dead as well.
+        // Copies that the background was making become dead too.
         let usage = (0..100).find_map(|_| {
             self.allow(self.store().clean());
             let usage = self.check();
@@ -318,7 +321,7 @@ fn the_sums_hold_through_random_histories() {
 
 /// Files of free segments that could not be removed are removed later, and counted until then.
 #[test]
-fn files_that_cannot_be_removed_now_go_later() {
+fn files_that_cannot_be_removed_are_removed_later() {
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
     let store = small_options(&dirs).open().expect("a store");
@@ -339,13 +342,13 @@ fn files_that_cannot_be_removed_now_go_later() {
     let names: Vec<_> =
         std::fs::read_dir(&segments).expect("segments").map(|entry| entry.expect("one").file_name()).collect();
     assert!(names.len() > 20, "{}", names.len());
-    // At no moment is there nothing of a name: the background would take it for removed.
+    // Each name always exists, because the background would take a missing file for removed.
     let exchange = |name: &OsStr| {
         use rustix::fs::{CWD, RenameFlags, renameat_with};
         renameat_with(CWD, segments.join(name), CWD, aside.join(name), RenameFlags::EXCHANGE)
     };
     for name in &names {
-        std::fs::create_dir(aside.join(name)).expect("what is no file");
+        std::fs::create_dir(aside.join(name)).expect("a directory instead of the file");
         exchange(name).expect("exchanged");
     }
     all.into_iter().for_each(|sequence| sequence.delete(Durability::Sync).expect("deleted"));
@@ -353,7 +356,7 @@ fn files_that_cannot_be_removed_now_go_later() {
     for name in &names {
         exchange(name).expect("back");
     }
-    // The background may be at it.
+    // The background may still be removing files.
     let there = || (store.usage().expect("the usage").devices[0].segment_bytes, length(&segments));
     let same = (0..500).find_map(|_| {
         let _ = store.run_maintenance();

@@ -155,7 +155,7 @@ fn name(event: Event) -> &'static str {
         Event::TornBatch => "torn batch",
         Event::SplitBatches => "split batches",
         Event::SplitCut => "split batches cut",
-        Event::ReplicaHealed => "copy made anew",
+        Event::ReplicaHealed => "copy repaired",
         Event::GroupCommit => "group commit",
         Event::SyncBesideWrites => "sync beside writes to its file",
         Event::CutUnderWay => "power cut with requests under way",
