@@ -378,6 +378,21 @@ fn reference_of(query: &[f32], model: &[usize], layer: usize) -> Vec<f64> {
     out
 }
 
+/// Truncates to `keep` tokens. A selection taken before still attends to the tokens that are cut off.
+fn truncate_under_a_selection(store: &Store, sequence: &mut Sequence, model: &mut Vec<usize>, keep: usize) {
+    let before = (!model.is_empty()).then(|| (sequence.select(1, SelectRequest::all()).unwrap(), model.clone()));
+    sequence.truncate(keep as u64).unwrap();
+    model.truncate(keep);
+    assert!(sequence.truncate(keep as u64 + 1).is_err());
+    let Some((view, old)) = before else { return };
+    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let (query, mut out) = (query(2), vec![0.0; 2 * DIM]);
+    attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
+    for (got, want) in out.iter().zip(reference_of(&query, &old, 1)) {
+        assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
+    }
+}
+
 #[test]
 fn truncating_to_any_token_and_growing_again() {
     for seed in 0..6_u64 {
@@ -407,19 +422,7 @@ fn truncating_to_any_token_and_growing_again() {
                         0 => random(model.len() + 1),
                         _ => model.len() - random(model.len().min(9) + 1),
                     };
-                    let before =
-                        (!model.is_empty()).then(|| (sequence.select(1, SelectRequest::all()).unwrap(), model.clone()));
-                    sequence.truncate(keep as u64).unwrap();
-                    model.truncate(keep);
-                    assert!(sequence.truncate(keep as u64 + 1).is_err());
-                    if let Some((view, old)) = before {
-                        let batch = store.read(&[&view]).unwrap().wait().unwrap();
-                        let (query, mut out) = (query(2), vec![0.0; 2 * DIM]);
-                        attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
-                        for (got, want) in out.iter().zip(reference_of(&query, &old, 1)) {
-                            assert!((f64::from(*got) - want).abs() < 2e-5, "{got} {want}");
-                        }
-                    }
+                    truncate_under_a_selection(&store, &mut sequence, &mut model, keep);
                 }
                 7 => {
                     sequence.commit(Durability::Lazy).unwrap();

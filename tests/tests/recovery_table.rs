@@ -442,6 +442,36 @@ const DEVICES: [DeviceIs; 8] = [
     DeviceIs::Doubled,
 ];
 
+/// Makes device `at` below `root` from the devices of both stores. A missing device has no directory.
+fn make_device(is: DeviceIs, at: usize, (own, foreign): (&[PathBuf], &[PathBuf]), root: &Path) -> Option<PathBuf> {
+    let from = match is {
+        DeviceIs::Missing => return None,
+        DeviceIs::Foreign => &foreign[at],
+        DeviceIs::Doubled => &own[1 - at],
+        _ => &own[at],
+    };
+    let dir = copy_devices(std::slice::from_ref(from), &root.join(at.to_string()), &mut Rng(2)).remove(0);
+    let superblock = dir.join("superblock");
+    match is {
+        DeviceIs::NoSuperblock => fs::write(superblock, vec![0x5a; 2 * PAGE_BYTES]).unwrap(),
+        DeviceIs::OneSlot => {
+            let bytes = [slots(&dir)[0].encode().to_vec(), vec![0x5a; PAGE_BYTES]].concat();
+            fs::write(superblock, bytes).unwrap();
+        }
+        DeviceIs::NoManifest => {
+            for file in fs::read_dir(dir.join("manifest")).unwrap() {
+                fs::remove_file(file.unwrap().path()).unwrap();
+            }
+        }
+        DeviceIs::Empty => {
+            fs::remove_dir_all(&dir).unwrap();
+            let _ = device_dirs(&root.join(at.to_string()), 1);
+        }
+        _ => {}
+    }
+    Some(dir)
+}
+
 #[test]
 fn every_combination_of_two_devices_has_the_outcome_of_the_table() {
     let scratch = fast_scratch();
@@ -461,32 +491,7 @@ fn every_combination_of_two_devices_has_the_outcome_of_the_table() {
             fs::create_dir_all(&root).unwrap();
             let mut dirs = Vec::new();
             for (at, is) in [first, second].into_iter().enumerate() {
-                let from = match is {
-                    DeviceIs::Missing => continue,
-                    DeviceIs::Foreign => &foreign[at],
-                    DeviceIs::Doubled => &own[1 - at],
-                    _ => &own[at],
-                };
-                let dir = &copy_devices(std::slice::from_ref(from), &root.join(at.to_string()), &mut Rng(2))[0];
-                let superblock = dir.join("superblock");
-                match is {
-                    DeviceIs::NoSuperblock => fs::write(superblock, vec![0x5a; 2 * PAGE_BYTES]).unwrap(),
-                    DeviceIs::OneSlot => {
-                        let bytes = [slots(dir)[0].encode().to_vec(), vec![0x5a; PAGE_BYTES]].concat();
-                        fs::write(superblock, bytes).unwrap();
-                    }
-                    DeviceIs::NoManifest => {
-                        for file in fs::read_dir(dir.join("manifest")).unwrap() {
-                            fs::remove_file(file.unwrap().path()).unwrap();
-                        }
-                    }
-                    DeviceIs::Empty => {
-                        fs::remove_dir_all(dir).unwrap();
-                        let _ = device_dirs(&root.join(at.to_string()), 1);
-                    }
-                    _ => {}
-                }
-                dirs.push(dir.clone());
+                dirs.extend(make_device(is, at, (&own, &foreign), &root));
             }
             let whole = [DeviceIs::Good, DeviceIs::OneSlot, DeviceIs::NoManifest];
             let both = [DeviceIs::Foreign, DeviceIs::Doubled];

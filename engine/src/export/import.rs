@@ -108,7 +108,7 @@ impl Store {
 }
 
 /// The file that is being read.
-struct In<R> {
+struct ExportReader<R> {
     reader: R,
     /// The bytes read so far.
     at: u64,
@@ -140,7 +140,7 @@ fn wrong(at: u64, e: &FormatError) -> Error {
     damaged(at, e).with_kind(kind)
 }
 
-impl<R: Read> In<R> {
+impl<R: Read> ExportReader<R> {
     fn fill(&mut self, out: &mut [u8]) -> Result<()> {
         let mut done = 0;
         while done < out.len() {
@@ -204,39 +204,108 @@ impl<R: Read> In<R> {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(&self.words)
     }
+
+    /// Reads the first page of the file.
+    fn page(&mut self) -> Result<Verified<ExportPage>> {
+        let mut front = [0; PAGE_BYTES];
+        self.fill(&mut front)?;
+        let page = Unverified::<ExportPage>::at_front(&front, "export page").and_then(|page| page.verify());
+        page.map_err(|e| wrong(0, &e))
+    }
+
+    /// Reads the layout, which must be the one that the importer expects.
+    fn layout(&mut self, page: &ExportPage, expected: &KvLayout) -> Result<Layout> {
+        let start = self.at;
+        let header = self.next(None, &plain(PIECE_LAYOUT, page.layout_bytes.get()))?;
+        let stored = Layout::decode(&self.bytes()[..header.bytes.get() as usize]).map_err(|e| wrong(start, &e))?;
+        if stored.encoded_bytes() != header.bytes.get() as usize {
+            return Err(damaged(start, "bytes behind the layout"));
+        }
+        if &stored != expected.raw() {
+            let what = expected.difference(&stored);
+            let text = format!(
+                "import: the sequence was written with another {what}; the model, dtype, group size or codec differs"
+            );
+            return Err(Error::new(ErrorKind::LayoutMismatch, text));
+        }
+        Ok(stored)
+    }
+
+    /// Reads the key. It is empty if the file has none.
+    fn key(&mut self, page: &ExportPage) -> Result<String> {
+        if page.key_bytes.get() == 0 {
+            return Ok(String::new());
+        }
+        let start = self.at;
+        let header = self.next(None, &plain(PIECE_KEY, page.key_bytes.get()))?;
+        let bytes = self.bytes()[..header.bytes.get() as usize].to_vec();
+        String::from_utf8(bytes).map_err(|_| damaged(start, "the key is not UTF-8"))
+    }
+
+    /// Reads the caller's state, if the file has one.
+    fn state(&mut self, page: &ExportPage) -> Result<Option<Vec<u8>>> {
+        if page.has_state != 1 {
+            return Ok(None);
+        }
+        self.next(None, &plain(PIECE_STATE, page.state_bytes.get()))?;
+        Ok(Some(self.bytes()[..page.state_bytes.get() as usize].to_vec()))
+    }
+
+    /// Reads the end of the file. Its counts must be those of what was read, and nothing may follow it.
+    fn end(&mut self) -> Result<()> {
+        let (pieces, start) = (self.index, self.at);
+        self.next(None, &plain(PIECE_END, size_of::<ExportEnd>() as u32))?;
+        let end = ExportEnd::ref_from_prefix(self.bytes()).map_err(|_| damaged(start, "no end"))?.0;
+        if (end.pieces.get(), end.file_bytes.get()) != (pieces, self.at) {
+            let (counted, bytes) = (end.pieces.get(), end.file_bytes.get());
+            return Err(damaged(start, format!("it says it ends behind {counted} pieces, at byte {bytes}")));
+        }
+        let at = self.at;
+        match self.fill(&mut [0]) {
+            Ok(()) => Err(damaged(at, "there is more behind its end")),
+            Err(e) if e.kind() == ErrorKind::Corruption => Ok(()),
+            Err(e) => Err(e),
+        }
+    }
+}
+
+/// Returns the expectation of a piece that is not a part of a layer.
+fn plain(kind: u16, bytes: u32) -> Expected {
+    Expected { kind, bytes: Some(bytes as usize), ..Expected::default() }
 }
 
 fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOptions) -> Result<Sequence> {
     let inner = store.inner();
     inner.committer.check()?;
-    let no_memory = || Error::new(ErrorKind::MemoryLimit, "no memory within memory_limit");
+    let no_memory = || Error::new(ErrorKind::MemoryLimit, "import: no memory within memory_limit");
     let memory = inner.devices.reserve(0, Category::Other).ok_or_else(no_memory)?;
-    let mut file = In { reader, at: 0, nonce: 0, index: 0, words: Vec::new(), memory };
-    let mut front = [0; PAGE_BYTES];
-    file.fill(&mut front)?;
-    let page = Unverified::<ExportPage>::at_front(&front, "export page").and_then(|page| page.verify());
-    let page = page.map_err(|e| wrong(0, &e))?;
+    let mut file = ExportReader { reader, at: 0, nonce: 0, index: 0, words: Vec::new(), memory };
+    let page = file.page()?;
     file.nonce = page.nonce.get();
+    let stored = file.layout(&page, layout)?;
+    let key = file.key(&page)?;
+    let has_summary = page.summaries.get() & (1 << (SUMMARY_MIN_MAX - 1)) != 0;
+    let mut sequence = store.create_sequence(layout, create_options(&page, key, options, has_summary))?;
+    let state = file.state(&page)?;
+    import_token_ids(&mut file, &mut sequence, &stored, page.token_ids.get())?;
+    for at in 0..stored.layers.len() {
+        if stored.layers[at].has_kv() {
+            import_layer(&mut file, &mut sequence, &stored, at, page.tokens.get(), has_summary)?;
+        }
+        if planted!(ImportVisible) {
+            sequence.commit(Durability::Sync)?;
+        }
+    }
+    file.end()?;
+    match &state {
+        Some(state) => sequence.commit_with(state, Durability::Sync)?,
+        None => sequence.commit(Durability::Sync)?,
+    }
+    Ok(sequence)
+}
 
-    let plain = |kind, bytes: u32| Expected { kind, bytes: Some(bytes as usize), ..Expected::default() };
-    let start = file.at;
-    let header = file.next(None, &plain(PIECE_LAYOUT, page.layout_bytes.get()))?;
-    let stored = Layout::decode(&file.bytes()[..header.bytes.get() as usize]).map_err(|e| wrong(start, &e))?;
-    if stored.encoded_bytes() != header.bytes.get() as usize {
-        return Err(damaged(start, "bytes behind the layout"));
-    }
-    if &stored != layout.raw() {
-        let what = layout.difference(&stored);
-        let text = format!("the sequence was written with another {what}: another model, dtype, group size or codec");
-        return Err(Error::new(ErrorKind::LayoutMismatch, text));
-    }
-    let mut key = String::new();
-    if page.key_bytes.get() > 0 {
-        let start = file.at;
-        let header = file.next(None, &plain(PIECE_KEY, page.key_bytes.get()))?;
-        let bytes = file.bytes()[..header.bytes.get() as usize].to_vec();
-        key = String::from_utf8(bytes).map_err(|_| damaged(start, "the key is not UTF-8"))?;
-    }
+/// Returns what the imported sequence is created with. Options of the caller replace those of the file.
+fn create_options(page: &ExportPage, key: String, options: ImportOptions, has_summary: bool) -> CreateOptions {
     let mut create = CreateOptions::new().key(options.key.unwrap_or(key));
     create = match options.ttl {
         Some(Some(ttl)) => create.ttl(ttl),
@@ -247,57 +316,29 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
     if let Some(copies) = options.replicas {
         create = create.replicas(copies);
     }
-    let has_summary = page.summaries.get() & (1 << (SUMMARY_MIN_MAX - 1)) != 0;
-    if has_summary {
-        create = create.store_summary(StoredSummary::MinMax);
-    }
-    let mut sequence = store.create_sequence(layout, create)?;
-    let mut state = None;
-    if page.has_state == 1 {
-        file.next(None, &plain(PIECE_STATE, page.state_bytes.get()))?;
-        state = Some(file.bytes()[..page.state_bytes.get() as usize].to_vec());
-    }
+    if has_summary { create.store_summary(StoredSummary::MinMax) } else { create }
+}
+
+fn import_token_ids(
+    file: &mut ExportReader<impl Read>,
+    sequence: &mut Sequence,
+    layout: &Layout,
+    count: u64,
+) -> Result<()> {
     let mut ids = 0;
-    while ids < page.token_ids.get() {
-        let left = page.token_ids.get() - ids;
-        let expected = Expected { kind: PIECE_TOKEN_IDS, first: ids, tokens: left, ..Expected::default() };
-        let header = file.next(Some(&stored), &expected)?;
+    while ids < count {
+        let expected = Expected { kind: PIECE_TOKEN_IDS, first: ids, tokens: count - ids, ..Expected::default() };
+        let header = file.next(Some(layout), &expected)?;
         let bytes = &file.bytes()[..header.bytes.get() as usize];
         let some: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|id| u32::from_le_bytes(*id)).collect();
         sequence.append_token_ids(&some)?;
         ids += some.len() as u64;
     }
-    for at in 0..stored.layers.len() {
-        if stored.layers[at].has_kv() {
-            layer(&mut file, &mut sequence, &stored, at, page.tokens.get(), has_summary)?;
-        }
-        if planted!(ImportVisible) {
-            sequence.commit(Durability::Sync)?;
-        }
-    }
-    let pieces = file.index;
-    let start = file.at;
-    file.next(None, &plain(PIECE_END, size_of::<ExportEnd>() as u32))?;
-    let end = ExportEnd::ref_from_prefix(file.bytes()).map_err(|_| damaged(start, "no end"))?.0;
-    if (end.pieces.get(), end.file_bytes.get()) != (pieces, file.at) {
-        let (counted, bytes) = (end.pieces.get(), end.file_bytes.get());
-        return Err(damaged(start, format!("it says it ends behind {counted} pieces, at byte {bytes}")));
-    }
-    let at = file.at;
-    match file.fill(&mut [0]) {
-        Ok(()) => return Err(damaged(at, "there is more behind its end")),
-        Err(e) if e.kind() == ErrorKind::Corruption => {}
-        Err(e) => return Err(e),
-    }
-    match &state {
-        Some(state) => sequence.commit_with(state, Durability::Sync)?,
-        None => sequence.commit(Durability::Sync)?,
-    }
-    Ok(sequence)
+    Ok(())
 }
 
-fn layer(
-    file: &mut In<impl Read>,
+fn import_layer(
+    file: &mut ExportReader<impl Read>,
     sequence: &mut Sequence,
     layout: &Layout,
     at: usize,
