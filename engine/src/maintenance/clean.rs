@@ -119,7 +119,8 @@ impl Packing {
 /// Moves nothing if not even one whole segment would be gained.
 ///
 /// # Errors
-/// A commit failed. Frames that are damaged in every copy, and frames that find no space, stay where they are and are no error.
+/// A commit failed. Frames that are damaged in every copy, and frames that find no space, stay where they are and are
+/// no error.
 pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
     let _urgent = inner.background.urgent();
     clean_at(inner, share, segments)
