@@ -1,4 +1,5 @@
-//! Rules of the tree's structure: imports, names, lengths, headers, words. `tests/tests/tidy.rs` has the rules of its content.
+//! Rules of the tree's structure: imports, names, lengths, headers, words. `tests/tests/tidy.rs` has the rules of its
+//! content.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
