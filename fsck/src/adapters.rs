@@ -1,7 +1,7 @@
 //! Adapters: every byte of each layer, compared with the checksum of the record and with the form of an adapter.
 //!
 //! 1. Collect the pieces of an adapter from all frames of its sequence. Per layer they must continue each other.
-//! 2. Read the bytes in order, layer after layer, and parse them (SPEC.md section 11, "Adapters").
+//! 2. Read the bytes in order, layer after layer, and parse them (SPEC.md chapter 11, "Adapters").
 //! 3. Compare the checksum of all bytes with the record.
 //!
 //! A sequence with a frame that is damaged or on a missing device is skipped, because that frame was reported before.

@@ -1,4 +1,4 @@
-//! The tokens of one layer that the frames of a sequence hold together (SPEC.md section 13, step 10).
+//! The tokens of one layer that the frames of a sequence hold together (SPEC.md chapter 13, step 10).
 //!
 //! The caller adds the extents of all frames in the order of their LSNs:
 //! - A groups extent extends the full groups from token 0 on. It must not begin past their end.

@@ -1,4 +1,4 @@
-//! The decoder for planes under a codec, written from SPEC.md section 8 alone.
+//! The decoder for planes under a codec, written from SPEC.md chapter 8 alone.
 
 use half::{bf16, f16};
 use stratakv_format::codec::{PlaneShape, VALUE_RANGE_CHANNELS};

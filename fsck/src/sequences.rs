@@ -119,7 +119,7 @@ fn spans(frames: &[ReferencedFrame<'_>], content: ExtentContent) -> Vec<(u64, u6
 
 /// Returns what is missing of one layer: committed tokens, and min/max summaries if the sequence has them.
 ///
-/// `frames` are ordered by LSN. Their groups must continue each other, as SPEC.md section 13 step 10 demands.
+/// `frames` are ordered by LSN. Their groups must continue each other, as SPEC.md chapter 13 step 10 demands.
 fn check_layer(sequence: &Sequence, frames: &[ReferencedFrame<'_>], layer: u16, group: u64) -> Vec<Finding> {
     let (committed, mut findings) = (sequence.committed, Vec::new());
     let mut overlay = Overlay::new(group);

@@ -1,4 +1,4 @@
-//! The file of an exported sequence (SPEC.md section 17), checked without a store.
+//! The file of an exported sequence (SPEC.md chapter 17), checked without a store.
 //!
 //! The file is read once, from front to back, in the memory of one piece:
 //!

@@ -11,7 +11,7 @@ pub(super) enum Digest {
 }
 
 impl Digest {
-    /// Starts with the identity of the plane (SPEC.md section 12).
+    /// Starts with the identity of the plane (SPEC.md chapter 12).
     pub(super) fn new(kind: PayloadChecksum, identity: &PlaneIdentity) -> Self {
         let mut digest = match kind {
             PayloadChecksum::Crc32 => Self::Crc32(crc32fast::Hasher::new()),

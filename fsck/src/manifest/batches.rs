@@ -1,4 +1,4 @@
-//! The batches of a generation, compared over all copies (SPEC.md section 13, steps 3 to 5).
+//! The batches of a generation, compared over all copies (SPEC.md chapter 13, steps 3 to 5).
 //!
 //! 1. At each place, the first copy with a valid batch of the expected sequence number counts. A copy with other bytes
 //!    there is noted as a mismatch.

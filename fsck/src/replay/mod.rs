@@ -1,4 +1,4 @@
-//! Replay of manifest records into the state of the store (SPEC.md section 7).
+//! Replay of manifest records into the state of the store (SPEC.md chapter 7).
 //!
 //! Every record must agree with the records before it. A record that does not is reported, and replay continues with
 //! the next record, so that one bad record does not hide later findings.

@@ -29,7 +29,6 @@ pub(crate) enum Priority {
     /// Appends, commits and their syncs.
     Write,
     /// Reads and writes of cleaning, which moves live data.
-    #[allow(dead_code, reason = "only tests submit with it so far")]
     Clean,
 }
 

@@ -4,7 +4,7 @@
 //! request takes `latency_s` on top.
 //!
 //! How the estimate follows the device:
-//! 1. [`Profile::new`] begins with an ordinary NVMe drive.
+//! 1. [`Profile::new`] begins with an ordinary NVMe drive, also when a store is opened again.
 //! 2. [`Profile::measured`] replaces the estimate by the [`Probe`] that a store makes when it takes a new device.
 //! 3. [`Profile::queue`] and [`Profile::unqueue`] count the reads that are queued or in flight.
 //! 4. [`Profile::ended`] takes each batch of reads as a sample. The part of the model that explains more of the time
