@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             let token = TensorView::token_major(&data[step * KV_HEADS * DIM..], 1, KV_HEADS, DIM);
             sequence.append(layer, token, token)?;
             let view = sequence.select(layer, SelectRequest::query(&query).budget(Budget::tokens(1024)))?;
-            let batch = store.read(&[&view])?.wait()?;
+            let batch = store.read(&[&view]).wait()?;
             attend(&query, &view, batch.get(0)?, &mut out)?;
         }
         steps.push(started.elapsed().as_secs_f64() * 1e3);

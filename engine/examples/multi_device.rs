@@ -17,7 +17,7 @@ fn step(store: &Store) -> stratakv::Result<Vec<f32>> {
     let sequence = store.open_sequence("shared", OpenSequence::new())?;
     let (query, mut out) = (vec![0.1; 16 * DIM], vec![0.0; 16 * DIM]);
     let selection = sequence.select(0, SelectRequest::query(&query).budget(Budget::tokens(512)))?;
-    let batch = store.read(&[&selection])?.wait()?;
+    let batch = store.read(&[&selection]).wait()?;
     attend(&query, &selection, batch.get(0)?, &mut out)?;
     Ok(out)
 }

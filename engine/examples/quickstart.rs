@@ -27,7 +27,7 @@ fn random(tokens: usize, seed: u32) -> Vec<f32> {
 fn step(store: &Store, sequence: &Sequence, query: &[f32], budget: Budget) -> stratakv::Result<(Vec<f32>, u64)> {
     let mut out = vec![0.0; Q_HEADS * DIM];
     let selection = sequence.select(0, SelectRequest::query(query).options(budget))?;
-    let ticket = store.read(&[&selection])?;
+    let ticket = store.read(&[&selection]).submit()?;
     let bytes = ticket.selected_bytes();
     let batch = ticket.wait()?;
     attend(query, &selection, batch.get(0)?, &mut out)?;

@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let groups = [3, 40, 41, 90];
     let selection = sequence.select(0, SelectRequest::groups(&groups))?;
-    let batch = store.read_into(&[&selection], &region)?.wait()?;
+    let batch = store.read(&[&selection]).into_region(&region).wait()?;
     for (nth, group) in groups.iter().enumerate() {
         // The K plane is `[HEADS, GROUP, DIM]` in f16, and a device wrote it straight into the region.
         let (keys, _) = batch.get(0)?.group(nth)?;

@@ -42,7 +42,7 @@
 //!         let token = TensorView::token_major(&kv[..8 * 128], 1, 8, 128);
 //!         sequence.append(layer, token, token)?;
 //!         let selection = sequence.select(layer, SelectRequest::query(&query).budget(Budget::tokens(128)))?;
-//!         let batch = store.read(&[&selection])?.wait()?;
+//!         let batch = store.read(&[&selection]).wait()?;
 //!         attend(&query, &selection, batch.get(0)?, &mut out)?;
 //!     }
 //!     sequence.commit(Durability::Sync)?;
@@ -107,8 +107,8 @@ pub use plan::{PlaneSet, SelectOptions, SelectRequest, Selection};
 pub use read::{AttendOptions, EventWaker, PlaneBytes, ReadBatch, ReadTicket, SelectionBlocks, attend, attend_with};
 pub use sequence::{OpenSequence, Sequence, SequenceReader, SequenceRef};
 pub use store::{
-    AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, SequenceInfo, Store, StoreStatus,
-    Usage,
+    AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, ReadRequest, SequenceInfo, Store,
+    StoreStatus, Usage,
 };
 pub use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
 pub use stratakv_format::{DType, DeviceIndex, PlaneCodec, SequenceId};

@@ -47,9 +47,9 @@ fn allocations_do_not_grow_with_requests() {
             let groups: Vec<u64> = (0..count).map(|at| at * 80).collect();
             let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
             let read = || match now {
-                true => drop(store.read_now(&[&view]).unwrap()),
+                true => drop(store.read(&[&view]).wait().unwrap()),
                 false => {
-                    let ticket = store.read(&[&view]).unwrap();
+                    let ticket = store.read(&[&view]).submit().unwrap();
                     assert_eq!(ticket.requests(), count as usize);
                     drop(ticket.wait().unwrap());
                 }

@@ -69,7 +69,7 @@ fn an_event_loop_learns_of_a_read_by_eventfd() {
     for round in 0..100 {
         let chosen = [round, round + 500, round + 1000];
         let view = sequence.select(0, SelectRequest::groups(&chosen)).unwrap();
-        let mut ticket = pin!(store.read(&[&view]).unwrap());
+        let mut ticket = pin!(store.read(&[&view]).submit().unwrap());
         let batch = loop {
             match ticket.as_mut().poll(&mut Context::from_waker(&waker)) {
                 std::task::Poll::Ready(batch) => break batch.unwrap(),
@@ -111,15 +111,15 @@ fn churn(store: &Store, sequence: &Sequence, seed: u64, batches: u64) -> [u64; 5
         let way = random.below(5);
         seen[way as usize] += 1;
         let batch = match way {
-            0 => Some(store.read_now(&[&view]).unwrap()),
-            1 => Some(store.read(&[&view]).unwrap().wait().unwrap()),
+            0 => Some(store.read(&[&view]).wait().unwrap()),
+            1 => Some(store.read(&[&view]).submit().unwrap().wait().unwrap()),
             2 => {
-                drop(store.read(&[&view]).unwrap());
+                drop(store.read(&[&view]).submit().unwrap());
                 None
             }
             3 => {
                 let deadline = Instant::now() + Duration::from_micros(random.below(300));
-                match store.read(&[&view]).unwrap().wait_deadline(Some(deadline)) {
+                match store.read(&[&view]).submit().unwrap().wait_deadline(Some(deadline)) {
                     Ok(batch) => Some(batch),
                     Err(e) => {
                         assert_eq!(e.kind(), ErrorKind::Deadline, "{e}");
@@ -129,7 +129,7 @@ fn churn(store: &Store, sequence: &Sequence, seed: u64, batches: u64) -> [u64; 5
             }
             _ => {
                 // The ticket is polled once, then dropped.
-                let mut ticket = pin!(store.read(&[&view]).unwrap());
+                let mut ticket = pin!(store.read(&[&view]).submit().unwrap());
                 let _ = ticket.as_mut().poll(&mut Context::from_waker(Waker::noop()));
                 None
             }
@@ -236,7 +236,8 @@ fn batches_leak_nothing(driver: DriverChoice, copies: u8, devices: u8, threads: 
 fn check_all(store: &Store, sequence: &Sequence) {
     let all: Vec<u64> = (0..GROUPS).collect();
     let view = sequence.select(0, SelectRequest::groups(&all)).unwrap();
-    let batch = store.read(&[&view]).unwrap().wait_deadline(Some(Instant::now() + Duration::from_secs(20))).unwrap();
+    let batch =
+        store.read(&[&view]).submit().unwrap().wait_deadline(Some(Instant::now() + Duration::from_secs(20))).unwrap();
     check(&batch, &all);
 }
 
@@ -345,7 +346,7 @@ fn waiting_at_a_device_is_measured() {
     assert!(before.other_batches > 0, "writes are batches too");
     for round in 0..20 {
         let view = sequence.select(0, SelectRequest::groups(&[round, round + 700])).unwrap();
-        store.read(&[&view]).unwrap().wait().unwrap();
+        store.read(&[&view]).submit().unwrap().wait().unwrap();
     }
     let after = store.status().devices[0].counters;
     assert_eq!(after.demand_batches - before.demand_batches, 20);

@@ -50,7 +50,7 @@ fn query() -> Vec<f32> {
 
 /// Returns the bits of attention over a selection, and the bytes of the blocks that were read from devices for it.
 fn attended(store: &Store, view: &Selection) -> (Vec<u32>, u64) {
-    let ticket = store.read(&[view]).unwrap();
+    let ticket = store.read(&[view]).submit().unwrap();
     let bytes = ticket.selected_bytes();
     let mut out = vec![0.0; 4 * DIM];
     attend(&query(), view, ticket.wait().unwrap().get(0).unwrap(), &mut out).unwrap();
@@ -266,7 +266,7 @@ fn dense_first_layers_stay_where_they_fit() {
                     .collect();
                 sequence.select(layer, SelectRequest::groups(&groups.into_iter().collect::<Vec<_>>())).unwrap()
             };
-            let ticket = store.read(&[&view]).unwrap();
+            let ticket = store.read(&[&view]).submit().unwrap();
             if layer == 0 {
                 dense.push(ticket.selected_bytes());
             }

@@ -116,7 +116,7 @@ fn idle_buffers_make_room_for_sequences(devices: usize) {
     sequence.commit(Durability::Sync).unwrap();
     let view = sequence.select(0, SelectRequest::all()).unwrap();
     // The arena keeps 5 MB of buffers as idle slabs.
-    drop(store.read(&[&view]).unwrap().wait().unwrap());
+    drop(store.read(&[&view]).submit().unwrap().wait().unwrap());
     assert!(store.status().memory.used_bytes > 6 << 20, "{:?}", store.status().memory);
     let wide = KvLayout::builder().layers(40).kv_heads(8).head_dim(128).group_tokens(16).build().unwrap();
     let options = CreateOptions::new().store_summary(StoredSummary::MinMax);
@@ -135,11 +135,11 @@ fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait(devices: usiz
     // The read needs 10.2 MB: less than `memory_limit`, but more than the tails of another sequence leave.
     let wide = KvLayout::builder().layers(40).kv_heads(8).head_dim(128).group_tokens(16).build().unwrap();
     let _other = store.create_sequence(&wide, CreateOptions::new()).unwrap();
-    let read = || store.read(&[&view]).and_then(|ticket| ticket.wait());
+    let read = || store.read(&[&view]).submit().and_then(|ticket| ticket.wait());
     assert_eq!(read().err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
     // Even the buffers that another read holds would not suffice.
     let few = sequence.select(0, SelectRequest::groups(&[1, 2, 3])).unwrap();
-    let held = store.read(&[&few]).unwrap().wait().unwrap();
+    let held = store.read(&[&few]).submit().unwrap().wait().unwrap();
     assert_eq!(read().err().map(|e| e.kind()), Some(ErrorKind::MemoryLimit));
     drop(held);
 }
@@ -160,7 +160,7 @@ fn commits_need_no_memory_that_reads_hold(devices: usize) {
         let mut late = 0;
         while late < 5 {
             let soon = std::time::Instant::now() + Duration::from_millis(100);
-            match store.read(&[view]).unwrap().wait_deadline(Some(soon)) {
+            match store.read(&[view]).submit().unwrap().wait_deadline(Some(soon)) {
                 Ok(batch) => held.push(batch),
                 Err(e) => {
                     assert_eq!(e.kind(), ErrorKind::Deadline);
@@ -179,6 +179,6 @@ fn commits_need_no_memory_that_reads_hold(devices: usize) {
     let sequence = store.open_sequence("k", OpenSequence::new()).unwrap();
     assert_eq!(sequence.len(), 40_010);
     let view = sequence.select(0, SelectRequest::all()).unwrap();
-    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
     assert!((0..view.groups().len()).all(|nth| batch.get(0).unwrap().group(nth).is_ok()));
 }

@@ -75,12 +75,12 @@ fn a_block_of_several_views_is_read_once() {
     let all_right = |batch: &ReadBatch| (0..4).for_each(|at| check(batch, at, &groups(at)));
 
     let before = brought();
-    let ticket = store.read(&refs).unwrap();
+    let ticket = store.read(&refs).submit().unwrap();
     assert_eq!((ticket.selected_bytes(), ticket.device_bytes()), (bytes, bytes));
     all_right(&ticket.wait().unwrap());
     assert_eq!(brought() - before, bytes);
-    all_right(&store.read_now(&refs).unwrap());
-    let mut ticket = pin!(store.read(&refs).unwrap());
+    all_right(&store.read(&refs).wait().unwrap());
+    let mut ticket = pin!(store.read(&refs).submit().unwrap());
     let batch = loop {
         if let std::task::Poll::Ready(batch) = ticket.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             break batch.unwrap();
@@ -88,7 +88,7 @@ fn a_block_of_several_views_is_read_once() {
     };
     all_right(&batch);
     // The same selection twice counts twice but is read once.
-    let ticket = store.read(&[&views[1], &views[1]]).unwrap();
+    let ticket = store.read(&[&views[1], &views[1]]).submit().unwrap();
     assert_eq!(ticket.selected_bytes(), 60 * 2 * PLANE as u64);
     let batch = ticket.wait().unwrap();
     (0..2).for_each(|at| check(&batch, at, &groups(1)));
@@ -97,11 +97,11 @@ fn a_block_of_several_views_is_read_once() {
     let query = vec![0.01; HEADS * DIM];
     let alone = |view: &Selection| {
         let mut out = vec![0.0; HEADS * DIM];
-        let batch = store.read(&[view]).unwrap().wait().unwrap();
+        let batch = store.read(&[view]).submit().unwrap().wait().unwrap();
         stratakv::attend(&query, view, batch.get(0).unwrap(), &mut out).unwrap();
         out
     };
-    let mut ticket = store.read(&refs).unwrap();
+    let mut ticket = store.read(&refs).submit().unwrap();
     for at in (0..4).rev() {
         let mut out = vec![0.0; HEADS * DIM];
         ticket.attend(at, &query, &views[at], &AttendOptions::default(), &mut out).unwrap();
@@ -118,7 +118,7 @@ fn a_cache_is_asked_once_for_a_block_of_several_views() {
     let views: Vec<Selection> = family.iter().map(|s| s.select(0, SelectRequest::groups(&groups)).unwrap()).collect();
     let refs: Vec<&Selection> = views.iter().collect();
     for round in 0..3 {
-        let ticket = store.read(&refs).unwrap();
+        let ticket = store.read(&refs).submit().unwrap();
         let bytes = ticket.selected_bytes();
         assert_eq!(bytes, if round == 0 { 50 * 2 * PLANE as u64 } else { 0 });
         let batch = ticket.wait().unwrap();
@@ -186,6 +186,6 @@ fn what_is_wrong_in_one_view_is_not_in_the_others() {
         check(batch, 1, &[4, 9]);
         assert_eq!(batch.get(2).map(|_| ()).unwrap_err().corruption().unwrap().code, "payload-checksum");
     };
-    checked(&store.read(&views).unwrap().wait().unwrap());
-    checked(&store.read_now(&views).unwrap());
+    checked(&store.read(&views).submit().unwrap().wait().unwrap());
+    checked(&store.read(&views).wait().unwrap());
 }

@@ -62,7 +62,7 @@ fn reserved_huge_pages_are_used() {
     }
     sequence.commit(Durability::Sync).unwrap();
     let view = sequence.select(0, SelectRequest::all()).unwrap();
-    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
     let blocks = batch.get(0).unwrap();
     for (nth, group) in view.groups().enumerate() {
         let wanted = half::f16::from_f32(group as f32).to_le_bytes();

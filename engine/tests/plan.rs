@@ -71,7 +71,7 @@ proptest! {
             let groups: Vec<u64> = groups.into_iter().collect();
             let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
             let before = read_so_far(&store);
-            let ticket = store.read(&[&view]).unwrap();
+            let ticket = store.read(&[&view]).submit().unwrap();
             let requests = ticket.requests() as u64;
             let (bytes, selected) = (ticket.device_bytes(), ticket.selected_bytes());
             let batch = ticket.wait().unwrap();
@@ -95,7 +95,7 @@ proptest! {
         }
         // Adjacent blocks share a request, up to parts of at most 256 KiB and the ends of frames.
         let all = sequence.select(0, SelectRequest::all()).unwrap();
-        let ticket = store.read(&[&all]).unwrap();
+        let ticket = store.read(&[&all]).submit().unwrap();
         let requests = ticket.requests() as u64;
         ticket.wait().unwrap();
         let frames = store.sequences()[0].frames as u64;

@@ -66,11 +66,11 @@ fn values_alone_are_half_the_bytes_and_the_same_values() {
             let whole = sequence.select(layer, SelectRequest::groups(&groups)).unwrap();
             let values = sequence.select(layer, SelectRequest::groups(&groups).planes(PlaneSet::ValuesOnly)).unwrap();
             let before = read_bytes(&store);
-            let ticket = store.read(&[&whole]).unwrap();
+            let ticket = store.read(&[&whole]).submit().unwrap();
             assert_eq!(ticket.device_bytes(), (2 * PLANE * groups.len()) as u64);
             let all = ticket.wait().unwrap();
             let between = read_bytes(&store);
-            let ticket = store.read(&[&values]).unwrap();
+            let ticket = store.read(&[&values]).submit().unwrap();
             assert_eq!(ticket.device_bytes(), (PLANE * groups.len()) as u64, "separate planes: {separate}");
             assert_eq!(ticket.selected_bytes(), ticket.device_bytes());
             let alone = ticket.wait().unwrap();
@@ -101,7 +101,7 @@ fn what_is_still_in_memory_gives_values_alone_too() {
     let groups: Vec<u64> = view.groups().collect();
     assert_eq!(groups.len(), 3, "and a tail of three tokens");
     let whole = sequence.select(1, SelectRequest::groups(&groups)).unwrap();
-    let batch = store.read(&[&view, &whole]).unwrap().wait().unwrap();
+    let batch = store.read(&[&view, &whole]).submit().unwrap().wait().unwrap();
     for nth in 0..groups.len() {
         let (k, v) = batch.get(0).unwrap().group(nth).unwrap();
         assert!(k.is_empty() && v == batch.get(1).unwrap().group(nth).unwrap().1);
@@ -116,7 +116,7 @@ fn damaged_keys_do_not_matter_to_values() {
     append(&mut sequence, 0..64, DIM, DIM);
     sequence.commit(Durability::Sync).unwrap();
     let whole = sequence.select(0, SelectRequest::groups(&[3])).unwrap();
-    let batch = store.read(&[&whole]).unwrap().wait().unwrap();
+    let batch = store.read(&[&whole]).submit().unwrap().wait().unwrap();
     let planes = batch.get(0).unwrap().group(0).map(|(k, v)| [k.to_vec(), v.to_vec()]).unwrap();
     drop((batch, whole, sequence));
     store.close().unwrap();
@@ -135,7 +135,7 @@ fn damaged_keys_do_not_matter_to_values() {
         let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
         let whole = sequence.select(0, SelectRequest::groups(&[3])).unwrap();
         let values = sequence.select(0, SelectRequest::groups(&[3]).planes(PlaneSet::ValuesOnly)).unwrap();
-        let batch = store.read(&[&whole, &values]).unwrap().wait().unwrap();
+        let batch = store.read(&[&whole, &values]).submit().unwrap().wait().unwrap();
         let bad = batch.get(0).map(|_| ()).unwrap_err();
         let place = bad.corruption().unwrap();
         assert_eq!((place.code, place.offset, place.len), ("payload-checksum", at as u64, PLANE as u64));
@@ -165,7 +165,7 @@ fn resident_values_and_resident_blocks_are_told_apart() {
     let values = sequence.select(0, SelectRequest::groups(&groups).planes(PlaneSet::ValuesOnly)).unwrap();
     let mut seen = Vec::new();
     for (view, expected) in [(&values, 1), (&whole, 2), (&values, 0), (&whole, 0)] {
-        let ticket = store.read(&[view]).unwrap();
+        let ticket = store.read(&[view]).submit().unwrap();
         assert_eq!(ticket.device_bytes(), (expected * PLANE * groups.len()) as u64);
         let batch = ticket.wait().unwrap();
         let planes = |nth| batch.get(0).unwrap().group(nth).map(|(k, v)| (k.to_vec(), v.to_vec())).unwrap();
@@ -205,7 +205,7 @@ fn values_of_other_dims_and_small_blocks() {
     let groups: Vec<u64> = (0..22).step_by(3).collect();
     let whole = sequence.select(1, SelectRequest::groups(&groups)).unwrap();
     let values = sequence.select(1, SelectRequest::groups(&groups).planes(PlaneSet::ValuesOnly)).unwrap();
-    let ticket = store.read(&[&values, &whole]).unwrap();
+    let ticket = store.read(&[&values, &whole]).submit().unwrap();
     assert_eq!(ticket.selected_bytes(), groups.len() as u64 * (640 + 1024));
     let batch = ticket.wait().unwrap();
     for nth in 0..groups.len() {

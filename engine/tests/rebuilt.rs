@@ -103,12 +103,12 @@ fn query(seed: usize) -> Vec<f32> {
 }
 
 fn attended(store: &Store, view: &Selection, query: &[f32]) -> Vec<f32> {
-    let batch = store.read(&[view]).unwrap().wait().unwrap();
+    let batch = store.read(&[view]).submit().unwrap().wait().unwrap();
     let mut out = vec![0.0; query.len()];
     attend(query, view, batch.get(0).unwrap(), &mut out).unwrap();
     // Attention over parts as they arrive gives the same bits.
     let mut streamed = vec![0.0; query.len()];
-    let mut ticket = store.read(&[view]).unwrap();
+    let mut ticket = store.read(&[view]).submit().unwrap();
     ticket.attend(0, query, view, &AttendOptions::default(), &mut streamed).unwrap();
     assert_eq!(out, streamed);
     out
@@ -178,7 +178,7 @@ fn values_are_read_and_nothing_of_outliers() {
             .unwrap();
         assert!(whole.groups().eq(view.groups()));
         let [whole_bytes, bytes] = [&whole, &view].map(|view| {
-            let ticket = store.read(&[view]).unwrap();
+            let ticket = store.read(&[view]).submit().unwrap();
             let bytes = ticket.selected_bytes();
             ticket.wait().map(|_| bytes).unwrap()
         });
@@ -188,7 +188,7 @@ fn values_are_read_and_nothing_of_outliers() {
         assert!(bytes.is_multiple_of(PLANE) && (1..=3).contains(&outliers), "{bytes} bytes");
         let counted = || store.status().devices.iter().map(|d| d.counters.read_bytes).sum::<u64>();
         let at = counted();
-        let ticket = store.read(&[&view]).unwrap();
+        let ticket = store.read(&[&view]).submit().unwrap();
         let asked = ticket.device_bytes();
         drop(ticket.wait().unwrap());
         assert_eq!((counted() - at, asked.is_multiple_of(512)), (asked, true));
@@ -212,7 +212,7 @@ fn new_tokens_are_exact_until_the_next_rebuild() {
     let exact = |sequence: &Sequence, groups: &[u64]| {
         let rebuilt = sequence.select(0, SelectRequest::groups(groups).planes(PlaneSet::ReconstructedKeys)).unwrap();
         let whole = sequence.select(0, SelectRequest::groups(groups)).unwrap();
-        let bytes = store.read(&[&rebuilt]).unwrap().selected_bytes();
+        let bytes = store.read(&[&rebuilt]).submit().unwrap().selected_bytes();
         (differs(&attended(&store, &rebuilt, &query(0)), &attended(&store, &whole, &query(0))), bytes)
     };
     let (block, (old, bytes)) = (PLANE + 4096, exact(&sequence, &[10, 11, 30]));

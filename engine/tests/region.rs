@@ -87,9 +87,12 @@ fn blocks_are_in_the_region(driver: DriverChoice) {
     assert_eq!((region.capacity(), region.in_use()), (2 * ReadRegion::SLAB_BYTES, 0));
     for seed in 0..40 {
         let view = some(&sequence, seed, 60);
-        let plain = store.read(&[&view]).unwrap().wait().unwrap();
+        let plain = store.read(&[&view]).submit().unwrap().wait().unwrap();
         let plain = plain.get(0).unwrap();
-        let batch = store.read_into(&[&view], &region).unwrap().wait().unwrap();
+        let selected = [&view];
+        let request = store.read(&selected).into_region(&region);
+        let request = if seed % 2 == 0 { request } else { request.prefetch() };
+        let batch = request.submit().unwrap().wait().unwrap();
         let blocks = batch.get(0).unwrap();
         for nth in 0..view.groups().count() {
             let (keys, values) = blocks.group(nth).unwrap();
@@ -107,7 +110,7 @@ fn blocks_are_in_the_region(driver: DriverChoice) {
     }
     // Reads are cancelled in flight. Reads that are still in flight hold their pages, and free pages stay poisoned.
     for seed in 0..200 {
-        drop(store.read_into(&[&some(&sequence, seed, 60)], &region).unwrap());
+        drop(store.read(&[&some(&sequence, seed, 60)]).into_region(&region).submit().unwrap());
         while region.in_use() > 0 {
             std::thread::yield_now();
         }
@@ -133,15 +136,15 @@ fn a_region_that_is_full_is_waited_for_and_one_that_is_too_small_refused() {
     let (store, sequence) = filled(dir.path(), DriverChoice::Auto);
     let (region, _memory) = region(1);
     let large = sequence.select(0, SelectRequest::all()).unwrap();
-    let refused = store.read_into(&[&large], &region).map(|_| ()).unwrap_err();
+    let refused = store.read(&[&large]).into_region(&region).submit().map(|_| ()).unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::MemoryLimit);
     assert!(refused.to_string().contains("the region"), "{refused}");
     // Each read takes three quarters of the region.
     let half = |seed| some(&sequence, seed, 3 * ReadRegion::SLAB_BYTES / 4 / BLOCK);
-    let first = store.read_into(&[&half(1)], &region).unwrap().wait().unwrap();
-    let second = store.read_into(&[&half(2)], &region).unwrap();
+    let first = store.read(&[&half(1)]).into_region(&region).submit().unwrap().wait().unwrap();
+    let second = store.read(&[&half(2)]).into_region(&region).submit().unwrap();
     assert!(!second.is_done());
-    let late = store.read_into(&[&half(3)], &region).unwrap();
+    let late = store.read(&[&half(3)]).into_region(&region).submit().unwrap();
     let soon = std::time::Instant::now() + std::time::Duration::from_millis(20);
     assert_eq!(late.wait_deadline(Some(soon)).map(|_| ()).unwrap_err().kind(), ErrorKind::Deadline);
     let releasing = std::thread::spawn(move || drop(first));
@@ -167,8 +170,8 @@ fn polling_for_memory_that_the_caller_holds_returns_at_once() {
     let (region, _memory) = region(1);
     // Each read takes six of the eight parts, so only two parts of the second would fit.
     let most = |seed| some(&sequence, seed, 3 * ReadRegion::SLAB_BYTES / 4 / BLOCK);
-    let held = store.read_into(&[&most(1)], &region).unwrap().wait().unwrap();
-    let mut ticket = pin!(store.read_into(&[&most(2)], &region).unwrap());
+    let held = store.read(&[&most(1)]).into_region(&region).submit().unwrap().wait().unwrap();
+    let mut ticket = pin!(store.read(&[&most(2)]).into_region(&region).submit().unwrap());
     let woken = Arc::new(Woken::default());
     let waker = Waker::from(Arc::clone(&woken));
     for _ in 0..3 {
@@ -192,7 +195,7 @@ fn the_memory_lives_as_long_as_anything_in_it() {
     let (store, sequence) = filled(dir.path(), DriverChoice::Auto);
     let (region, memory) = region(1);
     let view = some(&sequence, 5, 8);
-    let batch = store.read_into(&[&view], &region).unwrap().wait().unwrap();
+    let batch = store.read(&[&view]).into_region(&region).submit().unwrap().wait().unwrap();
     drop(region);
     assert!(Arc::strong_count(&memory) > 1, "the batch holds it");
     assert!(batch.get(0).unwrap().group(7).is_ok());

@@ -115,7 +115,7 @@ fn selecting_everything_is_full_attention_by_every_method() {
     let mut outs = vec![];
     for layer in 0..2 {
         let view = sequence.select(layer, SelectRequest::all()).unwrap();
-        let batch = store.read(&[&view]).unwrap().wait().unwrap();
+        let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
         let mut out = vec![0.0; Q_HEADS * DIM];
         attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
         outs.push(out);
@@ -124,7 +124,7 @@ fn selecting_everything_is_full_attention_by_every_method() {
         let id = sequence.attach(method).unwrap();
         for (layer, full) in outs.iter().enumerate() {
             let view = sequence.select(layer, SelectRequest::query(&query).budget(Budget::All).selector(id)).unwrap();
-            let batch = store.read(&[&view]).unwrap().wait().unwrap();
+            let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
             let mut out = vec![0.0; Q_HEADS * DIM];
             attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
             assert_eq!(&out, full);

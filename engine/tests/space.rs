@@ -60,7 +60,7 @@ fn key(name: impl ToString) -> CreateOptions {
 /// Compares the engine's attention over a whole selection with a naive one.
 fn check_view(store: &Store, view: &Selection, seed: u64, tokens: usize) {
     let query: Vec<f32> = (0..HEADS * DIM).map(|i| (i % 7) as f32 / 8.0 - 0.25).collect();
-    let batch = store.read(&[view]).unwrap().wait().unwrap();
+    let batch = store.read(&[view]).submit().unwrap().wait().unwrap();
     let mut out = vec![0.0; HEADS * DIM];
     attend(&query, view, batch.get(0).unwrap(), &mut out).unwrap();
     for head in 0..HEADS {
@@ -473,7 +473,7 @@ fn closing_with_a_read_in_flight_is_reported() {
     let store = options(dir.path()).open().unwrap();
     write(&store, key("a"), 1, 100).unwrap();
     let view = store.open_sequence("a", OpenSequence::new()).unwrap().select(0, SelectRequest::all()).unwrap();
-    let ticket = store.read(&[&view]).unwrap();
+    let ticket = store.read(&[&view]).submit().unwrap();
     let error = store.close().unwrap_err();
     assert!(error.kind() == ErrorKind::InUse && error.to_string().contains("is closed, but 1 reads"), "{error}");
     assert!(ticket.wait().unwrap().get(0).is_ok());
@@ -497,7 +497,7 @@ fn a_selection_survives_the_move_of_its_groups() {
     assert!(store.clean().unwrap().frames > 0);
     let after = sequence.select(0, SelectRequest::query(&query).budget(Budget::tokens(64))).unwrap();
     let attended = |view: &Selection| {
-        let batch = store.read(&[view]).unwrap().wait().unwrap();
+        let batch = store.read(&[view]).submit().unwrap().wait().unwrap();
         let mut out = vec![0.0_f32; HEADS * DIM];
         attend(&query, view, batch.get(0).unwrap(), &mut out).unwrap();
         out

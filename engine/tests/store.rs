@@ -77,7 +77,7 @@ fn check(store: &Store, sequence: &Sequence, layer: usize, options: SelectOption
     let query = query(4);
     let view = sequence.select(layer, SelectRequest::query(&query).options(options)).unwrap();
     let positions: Vec<u64> = view.positions().collect();
-    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
     let mut out = vec![0.0; query.len()];
     attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
     for (got, want) in out.iter().zip(reference(layer, &query, positions.into_iter())) {
@@ -191,7 +191,7 @@ fn a_view_keeps_what_it_saw() {
     append(&mut sequence, 0, 11..3000);
     sequence.commit(Durability::Sync).unwrap();
     let after = sequence.select(0, SelectRequest::query(&query(2)).budget(Budget::All)).unwrap();
-    let batch = store.read(&[&before, &after]).unwrap().wait().unwrap();
+    let batch = store.read(&[&before, &after]).submit().unwrap().wait().unwrap();
     for (index, (view, tokens)) in [(&before, 11), (&after, 3000)].into_iter().enumerate() {
         let mut out = vec![0.0; 2 * DIM];
         attend(&query(2), view, batch.get(index).unwrap(), &mut out).unwrap();
@@ -284,7 +284,7 @@ fn f16_input_is_kept_as_it_is() {
     sequence.append(0, keys, keys).unwrap();
     sequence.commit(Durability::Sync).unwrap();
     let view = sequence.select(0, SelectRequest::all()).unwrap();
-    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
     for group in 0..2 {
         let (k, v) = batch.get(0).unwrap().group(group).unwrap();
         for head in 0..KV_HEADS {
@@ -323,7 +323,7 @@ fn check_generations(store: &Store, sequence: &Sequence, model: &[usize]) {
     for layer in 0..2 {
         let query = query(2);
         let view = sequence.select(layer, SelectRequest::all()).unwrap();
-        let batch = store.read(&[&view]).unwrap().wait().unwrap();
+        let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
         let group = sequence.layout().group_tokens();
         for (nth, at) in view.groups().enumerate() {
             let (k, v) = batch.get(0).unwrap().group(nth).unwrap();
@@ -385,7 +385,7 @@ fn truncate_under_a_selection(store: &Store, sequence: &mut Sequence, model: &mu
     model.truncate(keep);
     assert!(sequence.truncate(keep as u64 + 1).is_err());
     let Some((view, old)) = before else { return };
-    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
     let (query, mut out) = (query(2), vec![0.0; 2 * DIM]);
     attend(&query, &view, batch.get(0).unwrap(), &mut out).unwrap();
     for (got, want) in out.iter().zip(reference_of(&query, &old, 1)) {
@@ -510,7 +510,7 @@ fn space_that_a_view_held_comes_back() {
     let view = first.select(0, SelectRequest::all()).unwrap();
     first.delete(Durability::Sync).unwrap();
     assert_eq!(fill("second", 14_000).unwrap_err().kind(), ErrorKind::NoSpace);
-    assert!(store.read(&[&view]).unwrap().wait().unwrap().get(0).is_ok());
+    assert!(store.read(&[&view]).submit().unwrap().wait().unwrap().get(0).is_ok());
     drop(view);
     let second = fill("third", 14_000).unwrap();
     check(&store, &second, 0, SelectOptions::new(Budget::All));

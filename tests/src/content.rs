@@ -280,7 +280,7 @@ impl SequenceShape {
             return;
         }
         assert_eq!(views.len(), layers.len());
-        let batch = store.read(&views.iter().collect::<Vec<_>>()).and_then(|t| t.wait()).expect("a read");
+        let batch = store.read(&views.iter().collect::<Vec<_>>()).submit().and_then(|t| t.wait()).expect("a read");
         for (at, layer) in layers.into_iter().enumerate() {
             let seeds = seeds(layer);
             assert_eq!(views[at].length(), seeds.len() as u64);
@@ -312,7 +312,7 @@ pub fn damaged_groups(
         let views: Vec<_> = (first.min(sealed)..sealed)
             .map(|group| sequence.select(layer, SelectRequest::groups(&[group as u64])).expect("a group that is there"))
             .collect();
-        let batch = store.read(&views.iter().collect::<Vec<_>>()).and_then(|t| t.wait()).expect("a read");
+        let batch = store.read(&views.iter().collect::<Vec<_>>()).submit().and_then(|t| t.wait()).expect("a read");
         for (at, view) in views.iter().enumerate() {
             match batch.get(at) {
                 Ok(blocks) => {

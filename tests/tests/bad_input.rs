@@ -386,7 +386,7 @@ fn reads_and_the_memory_limit() {
     sequence.commit(Durability::Sync).expect("a commit");
     let all = sequence.select(0, SelectRequest::all()).expect("a view");
     let started = Instant::now();
-    let error = store.read(&[&all, &all]).map(|_| ()).expect_err("more than the memory limit");
+    let error = store.read(&[&all, &all]).submit().map(|_| ()).expect_err("more than the memory limit");
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error:?}");
     assert!(started.elapsed() < Duration::from_secs(1), "the read waited for memory that cannot become free");
 
@@ -401,12 +401,12 @@ fn reads_and_the_memory_limit() {
     };
     let mut held: Vec<stratakv::ReadBatch> = Vec::new();
     let waiting = loop {
-        let ticket = store.read(&[&one]).expect("a ticket");
+        let ticket = store.read(&[&one]).submit().expect("a ticket");
         match ticket.wait_deadline(Some(Instant::now() + Duration::from_secs(3))) {
             Ok(batch) => held.push(batch),
             Err(e) => {
                 assert_eq!(e.kind(), ErrorKind::Deadline, "{e:?}");
-                break store.read(&[&two]).expect("a ticket that waits");
+                break store.read(&[&two]).submit().expect("a ticket that waits");
             }
         }
         assert!(held.len() < 100, "the limit is no limit");
@@ -421,9 +421,9 @@ fn reads_and_the_memory_limit() {
 
     // Tickets are dropped early, then awaited.
     for _ in 0..50 {
-        drop(store.read(&[&one]).expect("a ticket"));
+        drop(store.read(&[&one]).submit().expect("a ticket"));
     }
-    check(&two, &pollster::block_on(store.read(&[&two]).expect("a ticket")).expect("a read"));
+    check(&two, &pollster::block_on(store.read(&[&two]).submit().expect("a ticket")).expect("a read"));
     let usage = store.status().memory;
     println!("{usage:?}");
     drop((one, two, all));

@@ -58,7 +58,7 @@ fn create(store: &Store, key: &str) -> Sequence {
 /// Checks that every whole group of the sequence holds what was appended under this name.
 fn check(store: &Store, sequence: &Sequence, name: u64) -> Result<()> {
     let view = sequence.select(0, SelectRequest::all())?;
-    let batch = store.read(&[&view])?.wait()?;
+    let batch = store.read(&[&view]).submit()?.wait()?;
     let blocks = batch.get(0)?;
     for (nth, group) in view.groups().enumerate() {
         let (keys, _) = blocks.group(nth)?;
@@ -116,7 +116,7 @@ fn uninitialised_buffer_returned_as_a_hit() {
     append(&mut sequence, 1, 40).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
     simulation.set_faults(Faults { read: Some(0), read_stays: true, ..Faults::default() });
     let view = sequence.select(0, SelectRequest::all()).expect("a view");
-    let batch = store.read(&[&view]).and_then(stratakv::ReadTicket::wait).expect("a batch");
+    let batch = store.read(&[&view]).submit().and_then(stratakv::ReadTicket::wait).expect("a batch");
     assert_eq!(batch.get(0).err().map(|e| e.kind()), Some(ErrorKind::Io));
 }
 
@@ -409,7 +409,7 @@ fn panic_in_drop() {
     let mut sequence = create(&store, "a");
     append(&mut sequence, 1, 50).expect("an append");
     let view = sequence.select(0, SelectRequest::all()).expect("a view");
-    let ticket = store.read(&[&view]).expect("a read");
+    let ticket = store.read(&[&view]).submit().expect("a read");
     simulation.crash();
     // The store is dropped before the handles that use it.
     drop((store, sequence, view, ticket));
@@ -476,7 +476,7 @@ fn buffer_freed_when_a_future_is_dropped() {
     for _ in 0..50 {
         let view = sequence.select(0, SelectRequest::all()).expect("a view");
         // The ticket is dropped with its reads in flight. Its buffers must not be reused before they complete.
-        drop(store.read(&[&view]).expect("a read"));
+        drop(store.read(&[&view]).submit().expect("a read"));
         check(&store, &sequence, 1).expect("the right bytes");
     }
 }

@@ -191,7 +191,7 @@ impl Model {
         for layer in self.shape.kv_layers().into_iter().filter(|_| self.len() > 0) {
             let own = self.shape.layers[layer];
             let view = sequence.select(layer, SelectRequest::all()).expect("a view");
-            let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+            let batch = store.read(&[&view]).submit().and_then(|ticket| ticket.wait()).expect("read");
             let blocks = batch.get(0).expect("blocks");
             for (nth, group) in view.groups().enumerate() {
                 let (keys, values) = blocks.group(nth).expect("a group");
@@ -212,7 +212,7 @@ impl Model {
                 let alone = sequence
                     .select(layer, SelectRequest::groups(&values).planes(PlaneSet::ValuesOnly))
                     .expect("a view");
-                let batch = store.read(&[&alone]).and_then(|ticket| ticket.wait()).expect("read");
+                let batch = store.read(&[&alone]).submit().and_then(|ticket| ticket.wait()).expect("read");
                 for (nth, group) in values.iter().enumerate() {
                     let (keys, values) = batch.get(0).and_then(|blocks| blocks.group(nth)).expect("a group");
                     assert!(keys.is_empty() && values == self.block(layer, *group as usize, 1));
@@ -418,7 +418,7 @@ fn blocks_are_smaller_and_elements_within_their_bound() {
         let share = layout.stored_token_bytes() / layout.token_bytes() as f64;
         assert!(share < most && share > most - 0.02, "{share}");
         let view = sequence.select(0, SelectRequest::all()).expect("a view");
-        let ticket = store.read(&[&view]).expect("a read");
+        let ticket = store.read(&[&view]).submit().expect("a read");
         let useful = layout.stored_token_bytes() / 2.0 * 512.0;
         assert!((ticket.selected_bytes() as f64 - useful).abs() < 1.0, "{} {useful}", ticket.selected_bytes());
         drop(ticket);
@@ -521,7 +521,7 @@ fn encoded_values_are_read_alone_with_reconstructed_keys() {
     let whole = sequence.select(0, SelectRequest::all()).expect("a view");
     let options = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
     let rebuilt = sequence.select(0, SelectRequest::query(&query).options(options).selector(selector)).expect("a view");
-    let batch = store.read(&[&whole, &rebuilt]).and_then(|ticket| ticket.wait()).expect("read");
+    let batch = store.read(&[&whole, &rebuilt]).submit().and_then(|ticket| ticket.wait()).expect("read");
     let [mut all, mut out] = [vec![0.0; 256], vec![0.0; 256]];
     attend(&query, &whole, batch.get(0).expect("blocks"), &mut all).expect("attention");
     attend(&query, &rebuilt, batch.get(1).expect("blocks"), &mut out).expect("attention");
@@ -692,7 +692,8 @@ fn ranges_that_are_not_finite_are_damage_with_a_place() {
         let store = open(&broken, plane == 0);
         let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("nothing of its groups is read");
         let view = sequence.select(0, SelectRequest::all()).expect("a view");
-        let failed = store.read(&[&view]).and_then(|ticket| ticket.wait()).and_then(|batch| batch.get(0).map(|_| ()));
+        let failed =
+            store.read(&[&view]).submit().and_then(|ticket| ticket.wait()).and_then(|batch| batch.get(0).map(|_| ()));
         let error = failed.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corruption, "{error}");
         let corruption = error.corruption().expect("a place");
@@ -703,7 +704,7 @@ fn ranges_that_are_not_finite_are_damage_with_a_place() {
         assert_eq!(sequence.export(&mut Vec::new()).unwrap_err().kind(), ErrorKind::Corruption);
         // Other groups can be read.
         let good = sequence.select(0, SelectRequest::groups(&[1, 2, 4, 5])).expect("a view");
-        let batch = store.read(&[&good]).and_then(|ticket| ticket.wait()).expect("read");
+        let batch = store.read(&[&good]).submit().and_then(|ticket| ticket.wait()).expect("read");
         for (nth, group) in [1, 2, 4, 5].into_iter().enumerate() {
             assert!(batch.get(0).and_then(|b| b.group(nth)).expect("a group").0 == model.block(0, group, 0));
         }

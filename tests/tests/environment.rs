@@ -282,7 +282,11 @@ fn a_device_that_ends_early_gives_errors_with_their_place() {
         image.set_len(mib * MIB).expect("a shorter image");
         let (mut lost, mut whole) = (0, 0);
         for (view, sequence) in &views {
-            let read = store.read(&[view]).and_then(|ticket| ticket.wait()).and_then(|batch| batch.get(0).map(|_| ()));
+            let read = store
+                .read(&[view])
+                .submit()
+                .and_then(|ticket| ticket.wait())
+                .and_then(|batch| batch.get(0).map(|_| ()));
             match read {
                 Ok(()) => {
                     let name = sequence.key().parse().expect("a number");
@@ -311,7 +315,7 @@ fn readable(store: &Store, sequence: &Sequence) -> bool {
     (0..2).all(|layer| {
         let read = sequence
             .select(layer, SelectRequest::all())
-            .and_then(|view| store.read(&[&view]))
+            .and_then(|view| store.read(&[&view]).submit())
             .and_then(|ticket| ticket.wait());
         read.is_ok_and(|batch| batch.get(0).is_ok())
     })

@@ -444,7 +444,7 @@ fn a_store_with_little_memory_moves_a_long_sequence() {
             let view = imported
                 .select(layer, SelectRequest::groups(&(first as u64..first as u64 + 64).collect::<Vec<_>>()))
                 .unwrap();
-            let batch = target.read(&[&view]).unwrap().wait().unwrap();
+            let batch = target.read(&[&view]).submit().unwrap().wait().unwrap();
             let mut seen = seeds.clone();
             seen.truncate(view.length() as usize);
             for (nth, group) in view.groups().enumerate() {

@@ -57,7 +57,7 @@ fn stores_of_the_first_version() {
                 let query = vec![0.5; 64];
                 let view = sequence.select(0, SelectRequest::query(&query).budget(Budget::All)).expect("a view");
                 assert_eq!(view.positions().count() as u64, tokens);
-                store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+                store.read(&[&view]).submit().and_then(|ticket| ticket.wait()).expect("read");
             }
             store.close().expect("closed");
         }
@@ -134,7 +134,7 @@ fn the_store_with_copies() {
             assert_eq!(sequence.len(), 10);
             for layer in [0, 2] {
                 let view = sequence.select(layer, SelectRequest::all()).expect("a view");
-                let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+                let batch = store.read(&[&view]).submit().and_then(|ticket| ticket.wait()).expect("read");
                 let blocks = batch.get(0).expect("blocks");
                 for (group, bits) in [0x3c00_u16, 0xb800].into_iter().enumerate() {
                     let (keys, values) = blocks.group(group).expect("a group");
@@ -173,7 +173,7 @@ fn the_store_with_planes_apart_and_rotations() {
         for layer in [0, 2, 3] {
             let view =
                 sequence.select(layer, SelectRequest::groups(&[0, 1]).planes(PlaneSet::ValuesOnly)).expect("a view");
-            let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+            let batch = store.read(&[&view]).submit().and_then(|ticket| ticket.wait()).expect("read");
             for group in 0..2_u8 {
                 let (keys, values) = batch.get(0).and_then(|b| b.group(group.into())).expect("a group");
                 let values = values.as_chunks::<2>().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32());
@@ -208,7 +208,7 @@ fn the_store_with_codecs() {
         assert_eq!(sequence.len(), 19);
         for (layer, dim, levels) in [(0, 40, 256), (2, 33, 16), (3, 64, 256)] {
             let view = sequence.select(layer, SelectRequest::all()).expect("a view");
-            let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+            let batch = store.read(&[&view]).submit().and_then(|ticket| ticket.wait()).expect("read");
             for group in 0..2 {
                 let (keys, values) = batch.get(0).and_then(|b| b.group(group)).expect("a group");
                 for (plane, bytes) in [keys, values].into_iter().enumerate() {

@@ -112,7 +112,7 @@ fn filled(store: &Store) -> Sequence {
 fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
     let view = sequence.select(0, SelectRequest::groups(groups)).unwrap();
     let start = Instant::now();
-    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
     let took = start.elapsed();
     for (nth, group) in groups.iter().enumerate() {
         let wanted = half::f16::from_f32(*group as f32).to_le_bytes();

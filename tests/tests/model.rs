@@ -367,7 +367,7 @@ impl World {
     /// Reads all selections in one call.
     fn read(&mut self) {
         let views: Vec<&Selection> = self.views.iter().map(|held| &held.view).collect();
-        let batch = self.store().read(&views).and_then(|ticket| ticket.wait()).expect("a read");
+        let batch = self.store().read(&views).submit().and_then(|ticket| ticket.wait()).expect("a read");
         for (at, held) in self.views.iter().enumerate() {
             let blocks = batch.get(at).expect("blocks that are whole");
             self.shapes[held.shape].check_blocks(held.layer, &held.seeds, &held.view, blocks);

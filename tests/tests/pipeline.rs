@@ -121,7 +121,7 @@ fn plain_step(store: &Store, sequences: &mut [&mut Sequence], model: &mut Model)
             .zip(&queries)
             .map(|(s, q)| s.select(layer, SelectRequest::query(q).budget(BUDGET)))
             .collect::<Result<_>>()?;
-        let batch = store.read(&views.iter().collect::<Vec<_>>())?.wait()?;
+        let batch = store.read(&views.iter().collect::<Vec<_>>()).submit()?.wait()?;
         let mut outs = vec![vec![0.0; Q_HEADS * DIM]; SEQUENCES];
         for (index, out) in outs.iter_mut().enumerate() {
             attend(&queries[index], &views[index], batch.get(index)?, out)?;
@@ -226,7 +226,7 @@ fn plain_trusting_step(store: &Store, sequences: &mut [&mut Sequence], model: &m
                     sequence.select(layer, SelectRequest::groups(&groups))?
                 }
             };
-            let batch = store.read(&[&view])?.wait()?;
+            let batch = store.read(&[&view]).submit()?.wait()?;
             attend(&queries[index], &view, batch.get(0)?, &mut outs[index])?;
         }
         trusted = KV_LAYERS.get(nth + 1).map(|&next| {
@@ -350,7 +350,7 @@ fn trusted_in_pairs(planes: PlaneSet) {
         let groups: Vec<u64> = model.predicted.borrow().iter().copied().chain(sealed).collect();
         let view = sequence.select(1, SelectRequest::groups(&groups).planes(planes)).unwrap();
         let mut out = vec![0.0; Q_HEADS * DIM];
-        let batch = store.read(&[&view]).unwrap().wait().unwrap();
+        let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
         attend(&model.query(), &view, batch.get(0).unwrap(), &mut out).unwrap();
         assert!(model.attended == out, "{planes:?}, step {step}");
     }
@@ -408,7 +408,8 @@ fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
     for ((view, out), sequence) in now.iter().zip(&outs).zip(&sequences) {
         assert_eq!(view.length(), sequence.layer_len(2).unwrap());
         let mut plain = vec![0.0; Q_HEADS * DIM];
-        attend(&query, view, store.read(&[view]).unwrap().wait().unwrap().get(0).unwrap(), &mut plain).unwrap();
+        attend(&query, view, store.read(&[view]).submit().unwrap().wait().unwrap().get(0).unwrap(), &mut plain)
+            .unwrap();
         assert_eq!(&plain, out);
     }
     // A block that cannot be read on demand fails the step. The loop tries more pages, because a failing page may be
@@ -478,14 +479,14 @@ fn a_read_that_waits_for_buffers_does_not_wait_for_its_own_read_ahead() {
     let mut pipeline = Pipeline::new(&store, Budget::All);
     let (query, mut out) = (vec![0.1; 512], vec![0.0; 512]);
     // Another read holds 2 MiB, this layer needs 4 MiB, and 1.25 MiB for the next layer would fit.
-    let others = store.read(&[&other]).unwrap().wait().unwrap();
+    let others = store.read(&[&other]).submit().unwrap().wait().unwrap();
     pipeline.read(0, std::slice::from_ref(&now)).unwrap();
     pipeline.predict(1, std::slice::from_ref(&next)).unwrap();
     assert_eq!(pipeline.report().dropped_reads, 1, "the read waits, and the read ahead is dropped");
     drop(others);
     pipeline.attend(0, &[&query], &AttendOptions::default(), &mut [&mut out]).unwrap();
     // If the layer was read ahead first, the read takes its buffers.
-    let others = store.read(&[&other]).unwrap().wait().unwrap();
+    let others = store.read(&[&other]).submit().unwrap().wait().unwrap();
     pipeline.predict(1, std::slice::from_ref(&next)).unwrap();
     pipeline.read(0, std::slice::from_ref(&now)).unwrap();
     drop(others);

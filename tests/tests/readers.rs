@@ -39,7 +39,7 @@ fn check(shape: &SequenceShape, store: &Store, reader: &SequenceReader, seeds: &
     let views: Vec<Selection> =
         layers.iter().filter_map(|layer| reader.select(*layer, SelectRequest::all()).ok()).collect();
     assert_eq!(views.len(), if seeds.is_empty() { 0 } else { layers.len() });
-    let batch = store.read(&views.iter().collect::<Vec<_>>()).unwrap().wait().unwrap();
+    let batch = store.read(&views.iter().collect::<Vec<_>>()).submit().unwrap().wait().unwrap();
     for (at, view) in views.iter().enumerate() {
         assert_eq!(view.length(), seeds.len() as u64);
         shape.check_blocks(layers[at], seeds, view, batch.get(at).unwrap());
@@ -47,7 +47,7 @@ fn check(shape: &SequenceShape, store: &Store, reader: &SequenceReader, seeds: &
     if seeds.len() > 12 {
         let view =
             reader.select(0, SelectRequest::query(&shape.query(0, 3)).options(stratakv::Budget::tokens(8))).unwrap();
-        let batch = store.read(&[&view]).unwrap().wait().unwrap();
+        let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
         shape.check_blocks(0, seeds, &view, batch.get(0).unwrap());
     }
 }
@@ -256,7 +256,7 @@ fn readers_select_by_selectors_of_their_own() {
                 let view = reader
                     .select(*layer, SelectRequest::query(&shape.query(*layer, *seed)).options(budget).selector(*id))
                     .unwrap();
-                let batch = store.read(&[&view]).unwrap().wait().unwrap();
+                let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
                 shape.check_blocks(*layer, &seeds, &view, batch.get(0).unwrap());
                 assert_eq!(&groups(view), wanted, "layer {layer}");
             }
@@ -348,7 +348,7 @@ fn closing_with_a_read_in_flight_is_refused() {
     append(&shape, &mut writer, &mut Vec::new(), 300, &mut Rng(3));
     writer.commit(Durability::Sync).unwrap();
     let view = writer.select(0, SelectRequest::all()).unwrap();
-    let ticket = store.read(&[&view]).unwrap();
+    let ticket = store.read(&[&view]).submit().unwrap();
     assert_eq!(store.clone().close().unwrap_err().kind(), ErrorKind::InUse);
     drop(writer);
     // Only the read remains. It keeps the directories locked.

@@ -190,7 +190,7 @@ fn a_group_that_a_truncation_cut_is_read_for_its_first_tokens() {
     let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
     assert_eq!(sequence.len(), 10);
     let view = sequence.select(0, SelectRequest::all()).unwrap();
-    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
     let mut out = [0.0; 8];
     stratakv::attend(&[0.0; 8], &view, batch.get(0).unwrap(), &mut out).unwrap();
     // A zero query gives the mean of all tokens: 0 to 5 of the first append, 0 to 3 of the second.

@@ -129,7 +129,7 @@ fn check(store: &Store, sequence: &Sequence, tokens: usize) -> stratakv::Result<
     for layer in 0..LAYERS {
         let view = sequence.select(layer, SelectRequest::all())?;
         assert_eq!(view.tokens(), tokens);
-        let batch = store.read(&[&view])?.wait()?;
+        let batch = store.read(&[&view]).submit()?.wait()?;
         let blocks = batch.get(0)?;
         for (nth, group) in view.groups().enumerate() {
             let (keys, values) = blocks.group(nth)?;
@@ -265,7 +265,7 @@ fn a_device_is_drained_and_removed(threads: Option<usize>) {
     let view = sequence.select(0, SelectRequest::all()).unwrap();
     // A selection made before keeps its frames where they are.
     assert_eq!(store.remove_device(0).unwrap_err().kind(), ErrorKind::Busy);
-    store.read(&[&view]).unwrap().wait().unwrap().get(0).unwrap();
+    store.read(&[&view]).submit().unwrap().wait().unwrap().get(0).unwrap();
     check(&store, &sequence, 4000).unwrap();
     let usage = store.usage().unwrap();
     assert_eq!(
@@ -591,7 +591,7 @@ fn blocks_of_one_sector_are_damaged_in_different_copies() {
     let sequence = store.open_sequence("small", OpenSequence::new()).unwrap();
     for _ in 0..4 {
         let view = sequence.select(0, SelectRequest::all()).unwrap();
-        let batch = store.read(&[&view]).unwrap().wait().unwrap();
+        let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
         for group in 1..=GROUPS {
             let (keys, values) = batch.get(0).unwrap().group(usize::from(group) - 1).unwrap();
             assert!([keys, values].concat() == block(group), "group {group}: wrong bytes");

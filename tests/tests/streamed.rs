@@ -306,7 +306,7 @@ fn a_step_transfers_its_share_and_the_records() {
             let view =
                 sequence.select(layer, SelectRequest::query(&query).options(budget).selector(leoam)).expect("selected");
             assert_eq!(view.groups().count() * group, chosen);
-            let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+            let batch = store.read(&[&view]).submit().and_then(|ticket| ticket.wait()).expect("read");
             batch.get(0).expect("blocks");
         }
         let moved = (read_bytes(&store) - before) as f64 / (2 * kv) as f64;
@@ -393,7 +393,7 @@ fn reads_ahead_are_used_once_and_freed() {
     pipeline.attend(1, &[&query], &AttendOptions::default(), &mut [&mut out]).expect("attended");
     let mut direct = vec![0.0; 2 * HEADS * DIM];
     let view = select(1);
-    let batch = store.read(&[&view]).and_then(|ticket| ticket.wait()).expect("read");
+    let batch = store.read(&[&view]).submit().and_then(|ticket| ticket.wait()).expect("read");
     attend(&query, &view, batch.get(0).expect("blocks"), &mut direct).expect("attended");
     assert_eq!(out, direct);
     assert_eq!(alone(1), records, "freed when the layer was read");

@@ -112,14 +112,14 @@ pub(crate) fn engine_turn(
         let begun = Instant::now();
         let view = sequence.select(0, SelectRequest::groups(chosen))?;
         if pattern.path() == "read_now" {
-            let batch = store.read_now(&[&view])?;
+            let batch = store.read(&[&view]).wait()?;
             black_box(batch.get(0)?);
             drop(batch);
             progress.completed(begun);
             progress.requests += chosen.len() as u64;
             continue;
         }
-        let ticket = store.read(&[&view])?;
+        let ticket = store.read(&[&view]).submit()?;
         progress.requests += ticket.requests() as u64;
         progress.tickets.push_back((begun, ticket));
         if progress.tickets.len() >= pattern.in_flight as usize {

@@ -65,6 +65,25 @@ impl Sequence {
     /// The file holds the layout, key, caller's state, token ids, keys and values, and summaries. Memory is bounded by
     /// the size of a piece. [`Store::import`](crate::Store::import) reads the file.
     ///
+    /// ```
+    /// use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Store, TensorView};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # let dir = tempfile::tempdir()?;
+    /// let store = Store::options().device(dir.path()).segment_bytes(ByteSize::mib(1)).open()?;
+    /// let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build()?;
+    /// let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("session"))?;
+    /// let rows = vec![0.5_f32; 20 * 8];
+    /// let tensor = TensorView::token_major(&rows, 20, 1, 8);
+    /// sequence.append(0, tensor, tensor)?;
+    /// sequence.commit(Durability::Sync)?;
+    ///
+    /// let path = dir.path().join("session.kv");
+    /// let exported = sequence.export(std::fs::File::create(&path)?)?;
+    /// assert_eq!((exported.tokens, exported.bytes), (20, std::fs::metadata(&path)?.len()));
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     /// [`ErrorKind::Io`], [`ErrorKind::NoSpace`]: the writer failed. [`ErrorKind::Corruption`]: a block of the
     /// sequence is damaged. Import refuses the incomplete file. The errors of [`Sequence::reader`].

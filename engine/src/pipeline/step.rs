@@ -135,7 +135,7 @@ impl Pipeline {
             self.report.dropped_reads += 1;
             return Ok(());
         }
-        match self.store.read_ahead(&views.iter().collect::<Vec<_>>()) {
+        match self.store.read(&views.iter().collect::<Vec<_>>()).prefetch().submit() {
             Ok(ticket) if ticket.is_submitted() => {
                 let (selected, resident, reads) = (ticket.selected(), ticket.resident(), ticket.reads());
                 self.report.read_bytes += ticket.device_bytes();
@@ -209,7 +209,7 @@ impl Pipeline {
             let complete = brought.is_ok_and(|batch| current.ticket.fill(&batch));
             if !complete {
                 // A block whose prefetch failed is read again. If it is damaged, this read returns the error.
-                current.ticket = self.store.read(&current.views.iter().collect::<Vec<_>>())?;
+                current.ticket = self.store.read(&current.views.iter().collect::<Vec<_>>()).submit()?;
                 self.report.read_bytes += current.ticket.device_bytes();
             }
         }

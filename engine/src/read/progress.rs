@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// One request.
-struct ReadRequest {
+struct TrackedRequest {
     part: u32,
     /// Its index in `shares`.
     device: u32,
@@ -33,7 +33,7 @@ struct DeviceShare {
 
 /// The progress of one read, shared by its ticket and the device threads.
 pub(super) struct Progress {
-    reads: Box<[ReadRequest]>,
+    reads: Box<[TrackedRequest]>,
     /// The first request of each part, and one past the last.
     first: Box<[u32]>,
     /// Requests of each part that have not completed.
@@ -68,7 +68,7 @@ impl Progress {
                 *share.left.get_mut() += 1;
                 share.requests += 1;
                 share.bytes += read.bytes as u64;
-                reads.push(ReadRequest { part: index as u32, device: at as u32, bytes: read.bytes as u32 });
+                reads.push(TrackedRequest { part: index as u32, device: at as u32, bytes: read.bytes as u32 });
             }
         }
         first.push(reads.len() as u32);

@@ -76,13 +76,14 @@ impl ReadTicket {
         Ok(ticket)
     }
 
-    /// Starts a demand read into a region.
-    pub(crate) fn read_into(
+    /// Starts a read into a region.
+    pub(crate) fn into_region(
         devices: Arc<Devices>,
         views: Vec<Arc<SelectionInner>>,
+        urgency: ReadPriority<'_>,
         region: &ReadRegion,
     ) -> Result<Self> {
-        let mut ticket = Self::prepare(devices, views, ReadPriority::Demand(None), (region.arena.clone(), true))?;
+        let mut ticket = Self::prepare(devices, views, urgency, (region.arena.clone(), true))?;
         ticket.try_submit()?;
         Ok(ticket)
     }

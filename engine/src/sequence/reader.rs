@@ -40,7 +40,7 @@ use stratakv_format::SequenceId;
 /// std::thread::scope(|scope| {
 ///     scope.spawn(|| {
 ///         let selection = reader.select(0, SelectRequest::all()).expect("a selection");
-///         let batch = store.read(&[&selection]).and_then(|ticket| ticket.wait()).expect("a read");
+///         let batch = store.read(&[&selection]).wait().expect("a read");
 ///         assert_eq!((selection.length(), batch.get(0).is_ok()), (20, true));
 ///     });
 /// });

@@ -22,6 +22,7 @@ pub(crate) mod tests;
 
 pub use adapters::AdapterInfo;
 pub use maintain::{CleanReport, Health};
+pub use reading::ReadRequest;
 pub use status::{DeviceStatus, SequenceInfo, StoreStatus};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 

@@ -65,7 +65,7 @@ fn filled_on(dir: &std::path::Path, devices: u8, threads: Option<usize>) -> (Sto
 fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
     let view = sequence.select(0, SelectRequest::groups(groups)).unwrap();
     let start = Instant::now();
-    let batch = store.read(&[&view]).unwrap().wait().unwrap();
+    let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
     let took = start.elapsed();
     check(&batch, groups);
     took
@@ -162,7 +162,7 @@ fn late_or_failed(threads: Option<usize>) {
         // A block that another copy gave is used again, although the late read is still in flight.
         let groups = [3, 77, 150, 222, 301, 402];
         let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
-        let mut ticket = store.read(&[&view]).unwrap();
+        let mut ticket = store.read(&[&view]).submit().unwrap();
         let (query, options, mut outs) = ([0.5; DIM], AttendOptions::default(), [[0.0; DIM]; 2]);
         for out in &mut outs {
             ticket.attend(0, &query, &view, &options, out).unwrap();
@@ -238,7 +238,7 @@ fn what_no_device_gave_says_nothing_of_what_is_late() {
     sequence.append(0, tokens, tokens).unwrap();
     let view = sequence.select(0, SelectRequest::all()).unwrap();
     for _ in 0..2 * ROUNDS {
-        let ticket = store.read(&[&view]).unwrap();
+        let ticket = store.read(&[&view]).submit().unwrap();
         assert_eq!(ticket.requests(), 0);
         ticket.wait().unwrap();
     }
@@ -281,7 +281,7 @@ fn a_buffer_that_a_broken_driver_may_still_write_is_an_error_of_its_view() {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), 2);
     let view = sequence.select(0, SelectRequest::groups(&[5, 50])).unwrap();
-    let mut ticket = store.read(&[&view]).unwrap();
+    let mut ticket = store.read(&[&view]).submit().unwrap();
     let under_way = ticket.never_ends().expect("a buffer");
     let batch = ticket.wait().unwrap();
     assert_eq!(batch.get(0).err().map(|e| e.kind()), Some(ErrorKind::Io));

@@ -40,7 +40,7 @@ fn read(store: &Store, sequence: &Sequence) -> Result<u64, Error> {
             continue;
         }
         let view = sequence.select(layer, SelectRequest::all())?;
-        let batch = store.read(&[&view])?.wait()?;
+        let batch = store.read(&[&view]).submit()?.wait()?;
         let blocks = batch.get(0)?;
         for nth in 0..view.groups().len() {
             blocks.group(nth)?.hash(&mut hash);

@@ -199,7 +199,7 @@ impl CaseShape {
         if !view.positions().eq(0..tokens.len() as u64) {
             return Err(format!("layer {layer}: the view has {} tokens, not {}", view.tokens(), tokens.len()));
         }
-        let batch = match store.read(&[&view]).and_then(stratakv::ReadTicket::wait) {
+        let batch = match store.read(&[&view]).submit().and_then(stratakv::ReadTicket::wait) {
             Ok(batch) => batch,
             Err(e) => return Ok(Err(e)),
         };

@@ -122,7 +122,7 @@ pub(super) fn turn(
         let chosen = choose(case, &mut random, groups, args.batch as usize);
         let view = sequence.select(0, SelectRequest::groups(&chosen))?;
         let submitted = Instant::now();
-        let ticket = store.read(&[&view])?;
+        let ticket = store.read(&[&view]).submit()?;
         progress.requested_bytes += ticket.device_bytes();
         progress.tickets.push_back((submitted, ticket));
         if progress.tickets.len() >= args.in_flight as usize {

@@ -144,7 +144,7 @@ impl StartSamples {
         let mut sequence = store.open_sequence(SequenceId(id), OpenSequence::new())?;
         self.sequence.push(start.elapsed().as_secs_f64() * 1e3);
         let view = sequence.reader()?.select(0, SelectRequest::all())?;
-        store.read_now(&[&view])?.get(0)?;
+        store.read(&[&view]).wait()?.get(0)?;
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use crate::io::buffer::sizes::PAGE_BYTES;
 use crate::io::buffer::sizes::SLAB_BYTES;
 use crate::io::buffer::slab::Slab;
 
-/// Memory of the embedder that [`Store::read_into`] fills directly, without a copy.
+/// Memory of the embedder that [`ReadRequest::into_region`] fills directly, without a copy.
 ///
 /// The memory may be pinned for a GPU or shared with another process, for example. It is divided into slabs of 2 MiB,
 /// which io_uring registers. Each part of a read is inside one slab.
@@ -20,7 +20,34 @@ use crate::io::buffer::slab::Slab;
 /// dropped. Then `owner` is dropped. A ring that has slabs registered keeps `owner` until it next wakes, at most until
 /// the store closes.
 ///
-/// [`Store::read_into`]: crate::Store::read_into
+/// ```
+/// use std::alloc::{Layout, alloc_zeroed};
+/// use std::{ptr::NonNull, sync::Arc};
+/// use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, ReadRegion, SelectRequest, Store, TensorView};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let dir = tempfile::tempdir()?;
+/// # let store = Store::options().device(dir.path()).segment_bytes(ByteSize::mib(1)).open()?;
+/// # let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).group_tokens(16).build()?;
+/// # let mut sequence = store.create_sequence(&layout, CreateOptions::new())?;
+/// # let rows = vec![0.5_f32; 160 * 8];
+/// # let tensor = TensorView::token_major(&rows, 160, 1, 8);
+/// # sequence.append(0, tensor, tensor)?;
+/// # sequence.commit(Durability::Sync)?;
+/// let bytes = ReadRegion::SLAB_BYTES;
+/// // SAFETY: the size is not zero.
+/// let start = NonNull::new(unsafe { alloc_zeroed(Layout::from_size_align(bytes, 4096)?) }).ok_or("out of memory")?;
+/// // SAFETY: this memory is never freed, and only the store writes it. Pass an owner that frees yours.
+/// let region = unsafe { ReadRegion::from_raw(start, bytes, Arc::new(())) }?;
+///
+/// let selection = sequence.select(0, SelectRequest::groups(&[3]))?;
+/// let batch = store.read(&[&selection]).into_region(&region).wait()?;
+/// let (keys, _values) = batch.get(0)?.group(0)?;
+/// assert!(region.offset_of(&keys).is_some());
+/// # Ok(()) }
+/// ```
+///
+/// [`ReadRequest::into_region`]: crate::ReadRequest::into_region
 /// [`ReadBatch`]: crate::ReadBatch
 #[derive(Clone)]
 pub struct ReadRegion {

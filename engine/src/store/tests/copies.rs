@@ -66,7 +66,7 @@ fn what_cannot_be_copied_is_tried_once() {
         file.sync_all().unwrap();
     }
     let all = sequence.select(0, SelectRequest::groups(&(0..GROUPS).collect::<Vec<_>>())).unwrap();
-    let batch = store.read(&[&all]).unwrap().wait();
+    let batch = store.read(&[&all]).submit().unwrap().wait();
     let error = batch.and_then(|batch| (0..GROUPS as usize).try_for_each(|nth| batch.get(0)?.group(nth).map(drop)));
     assert_eq!(error.err().map(|e| e.kind()), Some(ErrorKind::Corruption));
     let suspects = &inner.devices.suspects;

@@ -370,7 +370,7 @@ impl KvCache for StoreKv {
             }
             None => {
                 let selection = self.select(layer, queries).map_err(engine_error)?;
-                let mut ticket = self.store.read(&[&selection]).map_err(engine_error)?;
+                let mut ticket = self.store.read(&[&selection]).submit().map_err(engine_error)?;
                 self.asked += ticket.device_bytes();
                 ticket.attend(0, queries, &selection, &self.options, out).map_err(engine_error)?;
                 selection
