@@ -114,13 +114,16 @@ impl FromStr for MethodSpec {
             let names: Vec<&str> = METHODS.iter().map(|method| method.name).collect();
             return Err(wrong(format!("unknown name {name:?}; use one of {}", names.join(", "))));
         };
-        let mut parameter = match method.parameter {
+        let default = match method.parameter {
             MethodParameter::Default(number) => Some(number),
             MethodParameter::None | MethodParameter::Optional => None,
         };
-        let mut aggregation = None;
+        let (mut parameter, mut aggregation) = (None, None);
         for part in parts {
             match part {
+                heads if aggregation.is_some() => {
+                    return Err(wrong(format!("{heads:?} after the aggregation; write NAME:NUMBER:HEADS")));
+                }
                 "raw" => aggregation = Some(HeadAggregation::Sum),
                 "softmax" => aggregation = Some(HeadAggregation::Softmax),
                 "group" => aggregation = Some(HeadAggregation::GroupSoftmax),
@@ -133,11 +136,13 @@ impl FromStr for MethodSpec {
                     }
                     let parsed = number.parse().ok().filter(|parsed| *parsed > 0);
                     let bad = || wrong(format!("{number:?} is neither a positive number nor raw, softmax or group"));
-                    parameter = Some(parsed.ok_or_else(bad)?);
+                    if parameter.replace(parsed.ok_or_else(bad)?).is_some() {
+                        return Err(wrong("it has two numbers; write NAME:NUMBER:HEADS".to_owned()));
+                    }
                 }
             }
         }
-        Ok(Self { method, parameter, aggregation })
+        Ok(Self { method, parameter: parameter.or(default), aggregation })
     }
 }
 
@@ -182,6 +187,9 @@ mod tests {
             ("tck:0", "positive number"),
             ("tck:x", "positive number"),
             ("minmax:3", "takes no number"),
+            ("tck:64:32", "two numbers"),
+            ("tck:raw:64", "after the aggregation"),
+            ("tck:raw:group", "after the aggregation"),
         ] {
             let error = bad.parse::<MethodSpec>().unwrap_err().to_string();
             assert!(error.contains(why), "{bad}: {error}");
