@@ -1,7 +1,7 @@
 //! Theta by the clock: the solver's share of a transfer to compress, against a sweep over all shares.
 //!
-//! A point of the sweep runs layer after layer. The clock emulates the reads, at the given bandwidth, and the
-//! computation; decoding is real. The reads of the next layer run while the current one decodes and computes.
+//! A point of the sweep runs layer after layer. The reads of the next layer run while the current one decodes and
+//! computes. Decoding is real. The clock emulates the reads, at the given bandwidth, and the computation.
 
 use crate::codec::args::CodecArgs;
 use crate::codec::coding::{StoredPlane, encode_all, rate};

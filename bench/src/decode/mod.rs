@@ -1,10 +1,17 @@
 //! `kvbench decode` measures decode steps of LLaMA-3-8B's geometry, on a device of any speed: the gain of resident
 //! blocks and of prefetching.
 //!
-//! There is no model. A layer computes by taking the time that it is told to. Selections follow a synthetic trace. Keys
-//! and values are random. They are written once, and then read, checked and attended to as usual. Every sequence of the
-//! batch has its own bytes on the device, up to `--stored` in all. A longer context selects from the stored part. With
-//! `--select` a method scores the whole context in every step.
+//! There is no model:
+//! - A layer computes by taking the time that it is told to.
+//! - Selections follow a synthetic trace. With `--select` a method scores the whole context as well, for its cost.
+//! - Keys and values are random. They are written once, and then read, checked and attended to as usual.
+//! - Every sequence of the batch has its own bytes on the device, up to `--stored` in all. A longer context selects from
+//!   the stored part.
+//!
+//! For each context:
+//! 1. Write the store, on a new device with limits if the arguments ask for them.
+//! 2. With `--codec-share auto`, measure the reads that the share is solved from.
+//! 3. For each method, compute time and policy, run the steps with every setting of the pipeline (`case`).
 
 mod args;
 mod case;

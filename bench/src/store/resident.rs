@@ -2,7 +2,7 @@
 //! it and as the kernel counts it for the process.
 //!
 //! 1. Write the sequence once. If summaries are streamed, the records of the methods are written beside its groups.
-//! 2. For each method, open the store within `--limit`, or without it if the method does not fit.
+//! 2. For each method, open the store within `--limit`, or with a larger limit if the method does not fit.
 //! 3. In each step and layer, append a token, select by the method, read through the pipeline and a cache of resident
 //!    blocks, and attend.
 //!

@@ -8,10 +8,10 @@ use stratakv::{ByteSize, ChecksumChoice, DriverChoice};
 /// Arguments of every subcommand that opens a store below `--device`.
 #[derive(Args, Debug)]
 pub(crate) struct CommonArgs {
-    /// Directory on the device to measure; kvbench writes into a new directory below it and removes that at the end.
+    /// Directory on the device to measure. kvbench writes into a new directory below it and removes that at the end.
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
     pub(crate) device: PathBuf,
-    /// Rounds; each side is measured once per round, and figures are medians over the rounds.
+    /// Rounds. Each side is measured once per round, and figures are medians over the rounds.
     #[arg(long, default_value_t = 5, value_parser = between(1, 1000))]
     pub(crate) rounds: u32,
     /// I/O driver of the engine.

@@ -1,4 +1,4 @@
-//! Several sequences that commit at the same time, against one alone and against the device.
+//! Several sequences that commit at the same time, compared with one alone and with the device.
 
 use crate::store::commit::args::{CommitArgs, GROUP, LAYERS};
 use crate::store::commit::plain::PlainFiles;

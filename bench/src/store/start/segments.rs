@@ -1,4 +1,4 @@
-//! Sparse segment files: each frame has a whole header, its keys and values are zeros in a hole.
+//! Sparse segment files. Each frame has a whole header. Its keys and values are zeros in a hole.
 
 use crate::store::start::geometry::{
     CREATED_S, FRAMES_PER_SEQUENCE, GROUP, NONCE, SEGMENT_BYTES, SEGMENT_PAGES, STORE_ID, create,
