@@ -1,9 +1,16 @@
 //! Reading selections: many selections in one call, submitted together, verified part by part, attended in a fixed
 //! order.
 //!
-//! `ticket` drives a read. `progress` counts completions. `verify` checks blocks. `copy_fallback` and `hedge` try other
-//! copies. `shared_blocks` and `prefetch` hand blocks from one read to another. `attend` consumes them. `block_reader`
-//! reads ranges for callers that wait.
+//! | file | what it does |
+//! |---|---|
+//! | `ticket`, `progress`, `state` | drive a read and count its completions |
+//! | `block_reader` | reads ranges of segments for callers that wait |
+//! | `verify`, `decode_check` | check blocks |
+//! | `copy_fallback`, `hedge` | try other copies of blocks that failed or are late |
+//! | `shared_blocks`, `prefetch` | hand blocks from one read to another |
+//! | `batch`, `planes`, `attend` | the blocks that were read, and attention over them |
+//! | `summary_read` | reads summary records through a ticket |
+//! | `event`, `timing`, `errors` | wakers, times and errors of reads |
 
 mod attend;
 mod batch;

@@ -78,7 +78,7 @@ fn read_block_copy(
 /// Checks a block, or a part of it, that was read from copy `copy` against its checksums.
 ///
 /// # Errors
-/// [`ErrorKind::Corruption`] with the device, segment and offset.
+/// [`ErrorKind::Corruption`](crate::ErrorKind::Corruption) with the device, segment and offset.
 pub(super) fn check_block(
     devices: &Devices,
     layer: &LayerState,

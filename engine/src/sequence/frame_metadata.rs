@@ -205,8 +205,8 @@ impl Sequence {
             })
         });
         let e = match good {
-            Ok(front) => return Ok(front),
             Err(e) => e,
+            good => return good,
         };
         let Some((place, bytes)) = second_best else { return Err(e) };
         for _ in 0..reference.copies.len() {

@@ -25,7 +25,7 @@
 //! - The device's lock is held at least until its last write has completed.
 //!
 //! Lock order: the sync lock of a device, then the threads of a store, then registration queues, which are leaves.
-//! Callers are the rooms `export`, `store`, `sequence`, `read`, `maintenance`, `plan` and `log`.
+//! Callers are the rooms `store`, `maintenance`, `read` and `log`.
 
 mod affinity;
 mod batch;

@@ -28,7 +28,7 @@ impl CopyFault {
 /// `read` takes a copy, and true if it reads that copy for the second time.
 ///
 /// # Errors
-/// The last error of the first copy if none is good, or that of [`CopyFault::Stop`].
+/// The last error of the first copy if no copy is good. The error of [`CopyFault::Stop`].
 pub(crate) fn first_good<C: Copy, T, E>(
     first: C,
     others: impl IntoIterator<Item = C>,

@@ -94,7 +94,7 @@ impl<'a> BlockReader<'a> {
     /// Reads ranges and returns their bytes.
     ///
     /// # Errors
-    /// Those of [`Self::read_each`], and the first error of a range.
+    /// The errors of [`Self::read_each`]. The first error of a range.
     pub(crate) fn read_all(&self, ranges: &[SegmentRange<'_>]) -> Result<Vec<Vec<u8>>> {
         self.read_each(ranges)?.into_iter().collect()
     }
