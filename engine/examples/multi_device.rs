@@ -31,7 +31,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let store = devices(&[&paths[0], &paths[1], &paths[2]]).open()?;
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(8).build()?;
-    let options = CreateOptions::new().key("shared").replicas(2).store_summary(StoredSummary::MinMax);
+    let options = CreateOptions::new().key("shared").copies(2).store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&layout, options)?;
     let kv: Vec<f32> = (0..TOKENS * HEADS * DIM).map(|i| (i as f32 * 0.37).sin()).collect();
     let view = TensorView::token_major(&kv, TOKENS, HEADS, DIM);

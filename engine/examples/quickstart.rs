@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
 
     let store = open()?;
     let sequence = store.open_sequence("session-42", OpenSequence::new())?;
-    assert_eq!((sequence.len(), sequence.state()), (TOKENS as u64, Some(&b"sampler state"[..])));
+    assert_eq!((sequence.len(), sequence.caller_state()), (TOKENS as u64, Some(&b"sampler state"[..])));
     let (resumed, _) = step(&store, &sequence, &query, Budget::tokens(128))?;
     assert_eq!(resumed, sparse);
     println!("after a restart: {} tokens, the same output bit for bit", sequence.len());

@@ -51,9 +51,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     assert_eq!(store.sequences().len(), 2);
     let (chat, branch) =
         (store.open_sequence("chat", OpenSequence::new())?, store.open_sequence("branch", OpenSequence::new())?);
-    assert_eq!((chat.len(), chat.state()), (92, Some(&b"turn 2"[..])));
+    assert_eq!((chat.len(), chat.caller_state()), (92, Some(&b"turn 2"[..])));
     assert_eq!(chat.token_ids()[88..], [88, 89, 700, 701]);
-    assert_eq!((branch.len(), branch.state()), (103, Some(&b"turn 2 of the branch"[..])));
+    assert_eq!((branch.len(), branch.caller_state()), (103, Some(&b"turn 2 of the branch"[..])));
     assert_eq!(branch.token_ids()[98..], [98, 99, 500, 501, 502]);
     Ok(())
 }

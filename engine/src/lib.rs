@@ -52,7 +52,7 @@
 //!     // 6. Resume in another process: tokens, summaries and your bytes are there.
 //!     let store = Store::options().device(&dir).open()?;
 //!     let sequence = store.open_sequence("session-42", OpenSequence::new())?;
-//!     assert_eq!((sequence.len(), sequence.state()), (1025, Some(&b"sampler state"[..])));
+//!     assert_eq!((sequence.len(), sequence.caller_state()), (1025, Some(&b"sampler state"[..])));
 //!     # drop(sequence);
 //!     # store.close()?;
 //!     # std::fs::remove_dir_all(&dir)?;

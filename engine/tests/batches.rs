@@ -28,7 +28,7 @@ fn filled(store: &Store) -> Sequence {
 fn filled_with(store: &Store, copies: u8) -> Sequence {
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
     let mut sequence =
-        store.create_sequence(&layout.build().unwrap(), CreateOptions::new().key("k").replicas(copies)).unwrap();
+        store.create_sequence(&layout.build().unwrap(), CreateOptions::new().key("k").copies(copies)).unwrap();
     for group in 0..GROUPS {
         let row = vec![group as f32; GROUP * HEADS * DIM];
         let view = TensorView::token_major(&row, GROUP, HEADS, DIM);

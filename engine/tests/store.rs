@@ -124,7 +124,7 @@ fn a_committed_sequence_comes_back() {
         };
         assert_eq!(sequence.len(), committed as u64, "round {round}");
         assert_eq!(sequence.token_ids(), ids);
-        assert_eq!(sequence.state().map(<[u8]>::to_vec), (round > 0).then(|| vec![round as u8 - 1; 100]));
+        assert_eq!(sequence.caller_state().map(<[u8]>::to_vec), (round > 0).then(|| vec![round as u8 - 1; 100]));
         if round > 0 {
             for layer in 0..2 {
                 check(&store, &sequence, layer, SelectOptions::new(Budget::All));

@@ -140,7 +140,10 @@ fn hash_collision_returned_the_wrong_value() {
         create(&store, key).commit_with(key.as_bytes(), Durability::Lazy).expect("a commit");
     }
     for key in &keys {
-        assert_eq!(store.open_sequence(key, OpenSequence::new()).expect("the sequence").state(), Some(key.as_bytes()));
+        assert_eq!(
+            store.open_sequence(key, OpenSequence::new()).expect("the sequence").caller_state(),
+            Some(key.as_bytes())
+        );
         let other = format!("{key} ");
         assert_eq!(store.open_sequence(&other, OpenSequence::new()).err().map(|e| e.kind()), Some(ErrorKind::NotFound));
     }
@@ -359,7 +362,7 @@ fn repair_panics() {
             let scratch = fast_scratch();
             let dirs = device_dirs(scratch.path(), 2);
             let store = small_options(&dirs).open().expect("a store");
-            let options = CreateOptions::new().key("a").replicas(2);
+            let options = CreateOptions::new().key("a").copies(2);
             let mut sequence = store.create_sequence(&layout(), options).expect("a sequence");
             append(&mut sequence, 1, 300).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
             drop(sequence);
@@ -457,7 +460,7 @@ fn forged_frame_inside_a_value_adopted_by_a_scan() {
     let keys: Vec<String> = store.sequences().into_iter().map(|info| info.key).collect();
     assert_eq!(keys, ["real", "forger"]);
     let real = store.open_sequence("real", OpenSequence::new()).expect("the real one");
-    assert_eq!((real.len(), real.state()), (40, Some(&b"real"[..])));
+    assert_eq!((real.len(), real.caller_state()), (40, Some(&b"real"[..])));
     check(&store, &real, 1).expect("its bytes");
 }
 

@@ -306,7 +306,7 @@ fn history(shape: &Shape, copies: u8, cache: bool, steps: &[Step]) {
     let dirs = device_dirs(scratch.path(), usize::from(copies));
     let mut store = open(&dirs, cache);
     let layout = shape.layout();
-    let create = || CreateOptions::new().store_summary(StoredSummary::MinMax).replicas(copies);
+    let create = || CreateOptions::new().store_summary(StoredSummary::MinMax).copies(copies);
     let mut key = "first".to_owned();
     let mut sequence = store.create_sequence(&layout, create().key(&*key)).expect("created");
     let mut live = Model::new(shape);
@@ -355,7 +355,7 @@ fn history(shape: &Shape, copies: u8, cache: bool, steps: &[Step]) {
                 let report = kvfsck::check_reader(&file[..], file.len() as u64, path, &kvfsck::Options::default(), &());
                 assert!(report.clean, "{}", report.to_text());
                 key = format!("{at}");
-                let options = ImportOptions::new().key(&*key).replicas(copies);
+                let options = ImportOptions::new().key(&*key).copies(copies);
                 sequence = store.import(&file[..], &layout, options).expect("an import");
                 durable = Some((key.clone(), live.clone()));
             }

@@ -53,7 +53,7 @@ fn a_lazy_commit_is_durable_within_its_delay_without_a_call() {
         there
     });
     let there = found.expect("a sequence");
-    assert_eq!((there.len(), there.state()), (100, Some(&b"state"[..])));
+    assert_eq!((there.len(), there.caller_state()), (100, Some(&b"state"[..])));
     assert!(syncs(&store)[0] > before[0], "the data and the manifest were synced");
     assert_eq!(store.health().queued_commits, 0);
 }

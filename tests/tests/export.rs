@@ -167,7 +167,10 @@ fn an_imported_sequence_is_the_exported_one() {
         assert_clean(&b, "after an import");
         let store = options.open().unwrap();
         let mut imported = store.open_sequence("session", OpenSequence::new().layout(&layout)).unwrap();
-        prop_assert_eq!((imported.state(), imported.token_ids()), (sequence.state(), sequence.token_ids()));
+        prop_assert_eq!(
+            (imported.caller_state(), imported.token_ids()),
+            (sequence.caller_state(), sequence.token_ids())
+        );
         shape.check_all(&store, &imported, |_| seeds.clone());
         // A second export has the same blocks, tails, summaries, ids and state.
         let again = export(&mut imported);

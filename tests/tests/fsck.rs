@@ -127,7 +127,7 @@ fn verify(store: &Store, shape: &SequenceShape, expected: &Expected) {
     assert_eq!(keys.len(), expected.len(), "{keys:?}");
     for (key, tokens) in expected {
         let sequence = store.open_sequence(key, OpenSequence::new()).expect("a sequence that was committed");
-        assert_eq!(sequence.state(), Some(format!("{key} has {tokens}").as_bytes()));
+        assert_eq!(sequence.caller_state(), Some(format!("{key} has {tokens}").as_bytes()));
         assert!(sequence.token_ids().iter().copied().eq(0..*tokens as u32));
         shape.check_all(store, &sequence, |_| seeds(key, 0..*tokens));
     }
@@ -325,7 +325,7 @@ fn flipped_byte(case: Case, expected: &Expected, dirs: &[PathBuf], region: &Regi
         match store.open_sequence(key, OpenSequence::new()) {
             Ok(sequence) => {
                 assert_eq!(sequence.len(), *tokens as u64, "{what}");
-                assert_eq!(sequence.state(), Some(format!("{key} has {tokens}").as_bytes()), "{what}");
+                assert_eq!(sequence.caller_state(), Some(format!("{key} has {tokens}").as_bytes()), "{what}");
                 assert!(sequence.token_ids().iter().copied().eq(0..*tokens as u32), "{what}");
                 let bad = damaged_groups(&shape, &store, &sequence, |_| seeds(key, 0..*tokens));
                 if bad.is_empty() {

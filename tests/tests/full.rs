@@ -326,7 +326,7 @@ fn bytes_of_copies_are_reported_alike() {
     let simulation = Simulation::new(&geometry, 3);
     let store = simulation.open(Store::options().memory_limit(ByteSize::mib(8))).expect("a store");
     let layout = shape().layout().expect("a layout");
-    let options = CreateOptions::new().key("twice").replicas(2);
+    let options = CreateOptions::new().key("twice").copies(2);
     let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
     append(&mut sequence, &mut Vec::new(), 59).and_then(|()| sequence.commit(Durability::Sync)).expect("room");
     let (usage, listed) = (store.usage().expect("usage"), store.sequences());

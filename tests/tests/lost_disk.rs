@@ -97,7 +97,7 @@ fn options(disks: &[Disk], threads: Option<usize>) -> StoreOptions {
 /// Writes a sequence in which every element of a group is the group's number.
 fn filled(store: &Store) -> Sequence {
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let options = CreateOptions::new().key("s").replicas(2);
+    let options = CreateOptions::new().key("s").copies(2);
     let mut sequence = store.create_sequence(&layout.build().unwrap(), options).unwrap();
     for group in 0..GROUPS {
         let row = vec![group as f32; GROUP * HEADS * DIM];

@@ -32,7 +32,7 @@ fn seeds(name: u64) -> Vec<u64> {
 }
 
 fn write(store: &Store, name: u64, copies: u8) -> stratakv::Result<()> {
-    let options = CreateOptions::new().key(name.to_string()).replicas(copies);
+    let options = CreateOptions::new().key(name.to_string()).copies(copies);
     let mut sequence = store.create_sequence(&shape().layout()?, options)?;
     shape().append(&mut sequence, 0, &seeds(name), Order::TokenMajor)?;
     sequence.commit(Durability::Sync)

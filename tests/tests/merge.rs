@@ -195,7 +195,7 @@ fn cuts_forks_and_states_between_merges() {
         child = own.open_sequence("child", OpenSequence::new()).expect("the child");
         let of = if key == "parent" { &parent } else { &child };
         check(&own, of, &shape, tokens);
-        assert_eq!(of.state(), Some(&b"as of 20"[..]));
+        assert_eq!(of.caller_state(), Some(&b"as of 20"[..]));
     }
     // Parent and fork merge independently. Shared frames live until both have replaced them.
     decode(&mut child, &shape, 53..140);
@@ -211,7 +211,7 @@ fn cuts_forks_and_states_between_merges() {
     let own = store(&dirs);
     let child = own.open_sequence("child", OpenSequence::new()).expect("the child");
     check(&own, &child, &shape, 140);
-    assert_eq!(child.state(), Some(&b"as of 20"[..]));
+    assert_eq!(child.caller_state(), Some(&b"as of 20"[..]));
 }
 
 #[test]

@@ -529,14 +529,14 @@ impl World {
 fn is_same(found: &Sequence, snapshot: &Snapshot) -> bool {
     found.len() == snapshot.len() as u64
         && found.token_ids() == snapshot.ids
-        && found.state() == snapshot.state.as_deref()
+        && found.caller_state() == snapshot.state.as_deref()
         && found.layout() == &shapes()[snapshot.shape].layout().expect("a layout")
 }
 
 fn assert_same(found: &Sequence, snapshot: &Snapshot) {
     assert_eq!(found.len(), snapshot.len() as u64);
     assert_eq!(found.token_ids(), snapshot.ids);
-    assert_eq!(found.state(), snapshot.state.as_deref());
+    assert_eq!(found.caller_state(), snapshot.state.as_deref());
 }
 
 fn history(devices: usize, crc32: bool, ops: &[Op]) {

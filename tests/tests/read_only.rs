@@ -70,7 +70,7 @@ fn check(store: &Store) {
     assert_eq!(keys, ["a", "b"]);
     for key in ["a", "b"] {
         let sequence = store.open_sequence(key, OpenSequence::new().layout(&shape.layout().unwrap())).unwrap();
-        assert_eq!((sequence.state(), sequence.token_ids()), (Some(key.as_bytes()), &[1, 2, 3][..]));
+        assert_eq!((sequence.caller_state(), sequence.token_ids()), (Some(key.as_bytes()), &[1, 2, 3][..]));
         shape.check_all(store, &sequence, |_| seeds(203, 1));
     }
     assert_eq!(store.open_sequence("gone", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
@@ -89,7 +89,7 @@ fn every_writing_call_is_refused(store: &Store) {
         refused("commit", sequence.commit(durability).unwrap_err());
         refused("commit", sequence.commit_with(b"x", durability).unwrap_err());
     }
-    assert_eq!((sequence.state(), sequence.len(), sequence.token_ids().len()), (Some(&b"a"[..]), 203, 3));
+    assert_eq!((sequence.caller_state(), sequence.len(), sequence.token_ids().len()), (Some(&b"a"[..]), 203, 3));
     let mut file = Vec::new();
     sequence.export(&mut file).unwrap();
     refused("import", store.import(&file[..], &layout, ImportOptions::new().key("c")).unwrap_err());

@@ -34,7 +34,7 @@ fn append(shape: &SequenceShape, sequence: &mut Sequence, seeds: &mut Vec<u64>, 
 /// Compares everything that a reader shows with the seeds of its tokens.
 fn check(shape: &SequenceShape, store: &Store, reader: &SequenceReader, seeds: &[u64]) {
     assert_eq!(reader.len(), seeds.len() as u64);
-    assert_eq!(reader.state().unwrap_or_default(), reader.token_ids().len().to_le_bytes());
+    assert_eq!(reader.caller_state().unwrap_or_default(), reader.token_ids().len().to_le_bytes());
     let layers: Vec<usize> = shape.kv_layers().collect();
     let views: Vec<Selection> =
         layers.iter().filter_map(|layer| reader.select(*layer, SelectRequest::all()).ok()).collect();

@@ -58,7 +58,7 @@ fn refused(what: &str, kind: ErrorKind, damage: impl Fn(&ManifestLog)) {
         fs::write(path, bytes).unwrap();
     }
     let store = options(&dirs).create(false).open().unwrap();
-    assert_eq!(store.open_sequence("a", OpenSequence::new()).unwrap().state(), Some(&b"two"[..]), "{what}");
+    assert_eq!(store.open_sequence("a", OpenSequence::new()).unwrap().caller_state(), Some(&b"two"[..]), "{what}");
 }
 
 #[test]
@@ -143,7 +143,7 @@ fn the_state_is_that_of_the_frame_which_the_commit_names() {
     assert!(report.exit_code != kvfsck::EXIT_DAMAGE, "{}", report.to_text());
     let store = options(&dirs).create(false).open().unwrap();
     let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
-    assert_eq!((sequence.len(), sequence.state()), (12, Some(&b"one"[..])));
+    assert_eq!((sequence.len(), sequence.caller_state()), (12, Some(&b"one"[..])));
 }
 
 #[test]

@@ -147,7 +147,7 @@ fn check(store: &Store, sequence: &Sequence, tokens: usize) -> stratakv::Result<
 }
 
 fn create(store: &Store, copies: u8, tokens: usize) -> Sequence {
-    let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("s").replicas(copies)).unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("s").copies(copies)).unwrap();
     for start in (0..tokens).step_by(500) {
         append(&mut sequence, start..(start + 500).min(tokens));
     }
@@ -192,7 +192,7 @@ fn a_damaged_device_is_read_around_and_healed(threads: Option<usize>) {
         assert!(damaged > 0);
         let store = place.options().balance(policy).open().unwrap();
         let sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
-        assert_eq!(sequence.state(), Some(&b"state"[..]));
+        assert_eq!(sequence.caller_state(), Some(&b"state"[..]));
         check(&store, &sequence, 3000).unwrap();
         assert!(other_copies(&store) > 0);
         // The background may have repaired some of them already.
@@ -341,7 +341,7 @@ fn cleaning_writes_nothing_to_a_device_that_is_drained(threads: Option<usize>) {
 fn as_many_copies_as_devices(threads: Option<usize>) {
     let place = Place::new(2, threads);
     let store = place.options().open().unwrap();
-    let with = |copies| store.create_sequence(&layout(), CreateOptions::new().replicas(copies)).map(drop);
+    let with = |copies| store.create_sequence(&layout(), CreateOptions::new().copies(copies)).map(drop);
     assert_eq!(with(3).unwrap_err().kind(), ErrorKind::Configuration);
     assert_eq!(with(4).unwrap_err().kind(), ErrorKind::InvalidArgument);
     assert_eq!(with(0).unwrap_err().kind(), ErrorKind::InvalidArgument);
@@ -353,7 +353,7 @@ fn forks_have_the_copies_of_what_they_share(threads: Option<usize>) {
     for order in 0..3 {
         let place = Place::new(2, threads);
         let store = place.options().open().unwrap();
-        let mut parent = store.create_sequence(&layout(), CreateOptions::new().key("s").replicas(2)).unwrap();
+        let mut parent = store.create_sequence(&layout(), CreateOptions::new().key("s").copies(2)).unwrap();
         append(&mut parent, 0..3000);
         if order == 2 {
             parent.commit(Durability::Sync).unwrap();
@@ -406,7 +406,7 @@ fn a_device_is_removed_while_sequences_are_written(threads: Option<usize>) {
     let place = Place::new(3, threads);
     let store = place.options().open().unwrap();
     let mut kept: Vec<Sequence> =
-        (0..8).map(|_| store.create_sequence(&layout(), CreateOptions::new().replicas(2)).unwrap()).collect();
+        (0..8).map(|_| store.create_sequence(&layout(), CreateOptions::new().copies(2)).unwrap()).collect();
     kept.iter_mut().for_each(|sequence| append(sequence, 0..2500));
     let held = store.remove_device(2).map(|done| done.removed);
     assert_eq!(held.unwrap_err().kind(), ErrorKind::Busy, "no sequence is committed yet");
@@ -439,7 +439,7 @@ fn a_device_joins(threads: Option<usize>) {
     drop(other.options().open().unwrap());
     assert_eq!(store.add_device(&other.devices[0]).unwrap_err().kind(), ErrorKind::Configuration);
     let before: Vec<u64> = store.status().devices.iter().map(|d| d.counters.write_bytes).collect();
-    let mut copied = store.create_sequence(&layout(), CreateOptions::new().key("copied").replicas(3)).unwrap();
+    let mut copied = store.create_sequence(&layout(), CreateOptions::new().key("copied").copies(3)).unwrap();
     append(&mut copied, 0..3000);
     copied.commit(Durability::Sync).unwrap();
     check(&store, &copied, 3000).unwrap();
@@ -563,7 +563,7 @@ fn blocks_of_one_sector_are_damaged_in_different_copies() {
     let place = Place::new(2, None);
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(16).group_tokens(4).build().unwrap();
     let store = place.options().open().unwrap();
-    let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("small").replicas(2)).unwrap();
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("small").copies(2)).unwrap();
     for group in 1..=GROUPS {
         let row = vec![f32::from(group); 4 * 16];
         let view = TensorView::token_major(&row, 4, 1, 16);

@@ -93,7 +93,7 @@ impl World {
         let store = small_options(&dirs).create(true).open().expect("a store");
         let options = CreateOptions::new()
             .key("a")
-            .replicas(copies)
+            .copies(copies)
             .store_summary(StoredSummary::MinMax)
             .summary_residency(summaries);
         let sequence = Some(store.create_sequence(&shape.layout().expect("a layout"), options).expect("a sequence"));
@@ -562,7 +562,7 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
         let dirs = device_dirs(root.path(), copies);
         let small = shape(DType::F16);
         let store = small_options(&dirs).create(true).open().expect("a store");
-        let options = CreateOptions::new().key("a").store_summary(StoredSummary::MinMax).replicas(copies as u8);
+        let options = CreateOptions::new().key("a").store_summary(StoredSummary::MinMax).copies(copies as u8);
         let mut sequence = store.create_sequence(&small.layout().expect("a layout"), options).expect("a sequence");
         let seeds: Vec<u64> = (0..300).collect();
         for layer in 0..3 {

@@ -171,7 +171,7 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
         let root = fast_scratch();
         let dirs = device_dirs(root.path(), copies);
         let store = small_options(&dirs).create(true).open().expect("a store");
-        let options = CreateOptions::new().key("a").replicas(copies as u8);
+        let options = CreateOptions::new().key("a").copies(copies as u8);
         let mut sequence = store.create_sequence(&small.layout().expect("a layout"), options).expect("a sequence");
         let methods = || -> Vec<Arc<dyn Selector>> { vec![Arc::new(SignBits), Arc::new(ShadowKv::default())] };
         for selector in methods() {

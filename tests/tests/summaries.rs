@@ -216,7 +216,7 @@ fn written(dirs: &[PathBuf], tokens: usize) -> Vec<Vec<u64>> {
     let layout = shape().layout().expect("a layout");
     let copies = dirs.len() as u8;
     store.put_adapter(&layout, &codes(), copies).expect("stored");
-    let options = CreateOptions::new().key("a").replicas(copies);
+    let options = CreateOptions::new().key("a").copies(copies);
     let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
     for selector in selectors() {
         sequence.attach_stored(selector).expect("attached");
@@ -382,7 +382,7 @@ fn large(dirs: &[PathBuf], group: usize, codec: PlaneCodec) -> (Vec<f16>, Vec<f1
     let store = large_options(dirs).create(true).open().expect("a store");
     let builder = KvLayout::builder().layers(LAYERS as u16).kv_heads(HEADS as u16).head_dim(DIM as u16).codec(codec);
     let layout = builder.group_tokens(group as u16).rope(Rope::new(DIM as u16, 10_000.0)).build().expect("a layout");
-    let options = CreateOptions::new().key("a").replicas(dirs.len() as u8);
+    let options = CreateOptions::new().key("a").copies(dirs.len() as u8);
     let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
     let landmarks = sequence.attach(Arc::new(ShadowKv::default())).expect("attached");
     let tokens = GROUPS * group;

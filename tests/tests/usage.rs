@@ -175,7 +175,7 @@ impl World {
             Err(e) => {
                 assert_eq!(e.kind(), ErrorKind::NotFound, "{e:?}");
                 let options = CreateOptions::new().key(slot.to_string()).evictable((slot % 3) as u8);
-                let options = options.replicas((1 + slot % 2).min(self.dirs.len()) as u8);
+                let options = options.copies((1 + slot % 2).min(self.dirs.len()) as u8);
                 let options = if slot < 3 { options.store_summary(StoredSummary::MinMax) } else { options };
                 let layout = shape(slot).layout().expect("a layout");
                 self.store().create_sequence(&layout, options).expect("a sequence")

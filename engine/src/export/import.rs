@@ -29,7 +29,7 @@ pub struct ImportOptions {
     key: Option<String>,
     ttl: Option<Option<Duration>>,
     evictable: Option<u8>,
-    replicas: Option<u8>,
+    copies: Option<u8>,
 }
 
 impl ImportOptions {
@@ -60,10 +60,10 @@ impl ImportOptions {
         self
     }
 
-    /// Sets the copies of everything, as [`CreateOptions::replicas`] does. The file does not record them.
+    /// Sets the copies of everything, as [`CreateOptions::copies`] does. The file does not record them.
     #[must_use]
-    pub fn replicas(mut self, copies: u8) -> Self {
-        self.replicas = Some(copies);
+    pub fn copies(mut self, copies: u8) -> Self {
+        self.copies = Some(copies);
         self
     }
 }
@@ -94,7 +94,7 @@ impl Store {
     ///
     /// let other = open(to.path())?;
     /// let moved = other.import(&file[..], &layout, ImportOptions::new())?;
-    /// assert_eq!((moved.key(), moved.len(), moved.state()), ("session", 20, Some(&b"where I was"[..])));
+    /// assert_eq!((moved.key(), moved.len(), moved.caller_state()), ("session", 20, Some(&b"where I was"[..])));
     /// # Ok(()) }
     /// ```
     ///
@@ -313,8 +313,8 @@ fn create_options(page: &ExportPage, key: String, options: ImportOptions, has_su
         None => CreateOptions { ttl_ms: page.ttl_ms.get(), ..create },
     };
     create = create.evictable(options.evictable.unwrap_or(page.evictable));
-    if let Some(copies) = options.replicas {
-        create = create.replicas(copies);
+    if let Some(copies) = options.copies {
+        create = create.copies(copies);
     }
     if has_summary { create.store_summary(StoredSummary::MinMax) } else { create }
 }

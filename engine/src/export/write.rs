@@ -117,7 +117,7 @@ fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
     let environment = &store.devices.environment;
     let created = lock(&store.catalog).sequences.get(&who.sequence).map(|meta| meta.created_unix_ms);
     let created = created.unwrap_or_else(|| environment.unix_ms());
-    let state = sequence.state();
+    let state = sequence.caller_state();
     let page = ExportPage {
         magic: MAGIC,
         features: if who.layout.raw().is_encoded() { Features::current().with_codecs() } else { Features::current() },

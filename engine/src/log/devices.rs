@@ -73,7 +73,7 @@ pub(crate) struct Devices {
     /// Rings of threads that read by themselves.
     pub(crate) lanes: ThreadRings,
     /// Notified when a segment is taken, so that the maintenance thread checks how many are left.
-    pub(crate) tend: Arc<EventCount>,
+    pub(crate) maintenance_wake: Arc<EventCount>,
 }
 
 impl Devices {

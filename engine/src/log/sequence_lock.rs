@@ -82,7 +82,7 @@ impl Drop for SequenceLock {
             })
         };
         if soon(lock(&self.store.catalog).sequences.get(&self.id)) {
-            self.store.devices.tend.notify();
+            self.store.devices.maintenance_wake.notify();
         }
     }
 }

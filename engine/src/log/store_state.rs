@@ -200,7 +200,7 @@ impl Drop for StoreInner {
         if !self.committer.is_closed() {
             let _ = self.shut();
         }
-        self.background.stop(&self.devices.tend);
+        self.background.stop(&self.devices.maintenance_wake);
         self.committer.stop();
         self.background.join_lazy();
     }

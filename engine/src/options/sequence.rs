@@ -50,7 +50,7 @@ pub struct CreateOptions {
     pub(crate) summaries: Vec<StoredSummary>,
     pub(crate) residency: SummaryResidency,
     /// 0 stands for the default of 1.
-    pub(crate) replicas: u8,
+    pub(crate) copies: u8,
     pub(crate) ttl_ms: u64,
     pub(crate) evictable: u8,
 }
@@ -73,8 +73,8 @@ impl CreateOptions {
     ///
     /// Reads are balanced over the copies. No data is lost with a device as long as another device has a copy.
     #[must_use]
-    pub fn replicas(mut self, copies: u8) -> Self {
-        self.replicas = if copies == 0 { u8::MAX } else { copies };
+    pub fn copies(mut self, copies: u8) -> Self {
+        self.copies = if copies == 0 { u8::MAX } else { copies };
         self
     }
 

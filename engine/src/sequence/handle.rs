@@ -148,7 +148,7 @@ impl Sequence {
     /// ([`Durability::None`](crate::Durability::None)). A failed commit does not count, as with
     /// [`Sequence::committed`].
     #[must_use]
-    pub fn state(&self) -> Option<&[u8]> {
+    pub fn caller_state(&self) -> Option<&[u8]> {
         self.caller_state.bytes()
     }
 

@@ -74,7 +74,7 @@ impl Sequence {
             + self.layers.table_bytes()
             + summary_bytes
             + self.token_ids.len() * size_of::<u32>()
-            + self.state().map_or(0, <[u8]>::len);
+            + self.caller_state().map_or(0, <[u8]>::len);
         let devices = &self.store.devices;
         let tails = reserve(devices, tail_bytes, Category::Tails)?;
         let index = reserve(devices, index_bytes, Category::Index)?;
@@ -135,8 +135,8 @@ impl SequenceReader {
 
     /// Returns the caller's state when this reader was made.
     #[must_use]
-    pub fn state(&self) -> Option<&[u8]> {
-        self.inner.state()
+    pub fn caller_state(&self) -> Option<&[u8]> {
+        self.inner.caller_state()
     }
 
     /// Returns the token ids when this reader was made.

@@ -63,7 +63,7 @@ fn frames_with_a_state_of_a_failed_commit_are_released() {
     store.close().unwrap();
     let store = options(dir.path()).open().unwrap();
     let sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
-    assert_eq!((sequence.len(), sequence.state()), (5, Some(&b"second"[..])));
+    assert_eq!((sequence.len(), sequence.caller_state()), (5, Some(&b"second"[..])));
 }
 
 #[test]

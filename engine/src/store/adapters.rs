@@ -40,23 +40,23 @@ impl Store {
     /// Stores an adapter for sequences of this layout, durably, and returns its id.
     ///
     /// The adapter stays until [`Self::delete_adapter`], also if all sequences are deleted. An adapter that is stored
-    /// already, with the same numbers, is not stored again. `replicas` is the number of copies on distinct devices, as
-    /// in [`CreateOptions::replicas`](crate::CreateOptions).
+    /// already, with the same numbers, is not stored again. `copies` is the number of copies on distinct devices, as
+    /// in [`CreateOptions::copies`](crate::CreateOptions::copies).
     ///
     /// # Errors
     /// [`ErrorKind::AlreadyExists`]: another one has this name and version for this layout.
     /// [`ErrorKind::LayoutMismatch`]: it has another number of layers than the layout, or another width in one.
     /// [`ErrorKind::InvalidArgument`]: it has nothing for any layer, or is too large. [`ErrorKind::Corruption`]:
     /// the stored adapter of this name is damaged. The errors of [`Sequence::commit`](crate::Sequence::commit).
-    pub fn put_adapter(&self, layout: &KvLayout, adapter: &Adapter, replicas: u8) -> Result<u64> {
-        self.put(layout, adapter, replicas).map_err(|e| e.during(format!("put adapter {}", adapter.id())))
+    pub fn put_adapter(&self, layout: &KvLayout, adapter: &Adapter, copies: u8) -> Result<u64> {
+        self.put(layout, adapter, copies).map_err(|e| e.during(format!("put adapter {}", adapter.id())))
     }
 
-    fn put(&self, layout: &KvLayout, adapter: &Adapter, replicas: u8) -> Result<u64> {
+    fn put(&self, layout: &KvLayout, adapter: &Adapter, copies: u8) -> Result<u64> {
         let inner = &self.inner;
         inner.committer.check_memory()?;
         check(layout, adapter)?;
-        let copies = usize::from(replicas.max(1));
+        let copies = usize::from(copies.max(1));
         if copies > COPIES_MAX || copies > inner.devices.list.slots() {
             let text = format!("{copies} copies; the store has {} devices", inner.devices.list.slots());
             return Err(Error::new(ErrorKind::InvalidArgument, text));

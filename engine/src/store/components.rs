@@ -86,7 +86,7 @@ pub(super) fn start_maintenance(inner: &Arc<StoreInner>) -> Result<()> {
     if !inner.devices.environment.has_threads() {
         return Ok(());
     }
-    let (store, wake) = (Arc::downgrade(inner), Arc::clone(&inner.devices.tend));
+    let (store, wake) = (Arc::downgrade(inner), Arc::clone(&inner.devices.maintenance_wake));
     inner.background.start(|| {
         let builder = std::thread::Builder::new().name("stratakv-tend".into());
         let thread = builder.spawn(move || maintenance::run(&store, &wake));

@@ -167,7 +167,7 @@ impl Store {
     /// in flight: the store is then closed and durable, but its directories stay locked until the tickets are dropped.
     /// Or the error of the last commit.
     pub fn close(self) -> Result<()> {
-        self.inner.background.stop(&self.inner.devices.tend);
+        self.inner.background.stop(&self.inner.devices.maintenance_wake);
         match Arc::try_unwrap(self.inner) {
             Ok(inner) => {
                 let devices = Arc::downgrade(&inner.devices);

@@ -21,7 +21,7 @@ impl Store {
     pub fn create_sequence(&self, layout: &KvLayout, options: CreateOptions) -> Result<Sequence> {
         let inner = &self.inner;
         inner.committer.check_memory()?;
-        let copies = options.replicas.max(1);
+        let copies = options.copies.max(1);
         if usize::from(copies) > COPIES_MAX {
             let text = format!("create sequence: {copies} copies are asked for; from 1 to {COPIES_MAX} are possible");
             return Err(Error::new(ErrorKind::InvalidArgument, text));

@@ -67,7 +67,7 @@ pub(super) fn start_devices(
     // Not zeroed: only what was copied into it is written.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     let lanes = ThreadRings::new(arena.clone());
-    let tend = Arc::<EventCount>::default();
+    let maintenance_wake = Arc::<EventCount>::default();
     let list = DeviceList::new(list, slots);
     let incompat = list.iter().map(|device| lock(&device.slot).features.incompat.get()).fold(0, |all, own| all | own);
     let gathering = if memory < environment.sizes().gather_memory { 0 } else { memory / 4 };
@@ -80,14 +80,14 @@ pub(super) fn start_devices(
         control: Mutex::new(control),
         identity,
         files: FdCache::new(),
-        suspects: SuspectCopies::new(Arc::clone(&tend)),
+        suspects: SuspectCopies::new(Arc::clone(&maintenance_wake)),
         latencies: Latencies::new(options.hedge_percentile),
         balance: options.balance,
         gap_limit: options.gap_limit.map_or(usize::MAX, |limit| limit.bytes() as usize),
         threads,
         incompat: AtomicU64::new(incompat),
         lanes,
-        tend,
+        maintenance_wake,
     })
 }
 

@@ -50,7 +50,7 @@ fn filled_on(dir: &std::path::Path, devices: u8, threads: Option<usize>) -> (Sto
     let options = options.frame_bytes(ByteSize::kib(128)).gap_limit(ByteSize(0));
     let store = StoreOptions { shard_threads: threads, ..options }.open().unwrap();
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let options = CreateOptions::new().key("s").replicas(devices);
+    let options = CreateOptions::new().key("s").copies(devices);
     let mut sequence = store.create_sequence(&layout.build().unwrap(), options).unwrap();
     for group in 0..GROUPS {
         let row = vec![group as f32; GROUP * DIM];

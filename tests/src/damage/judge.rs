@@ -33,7 +33,7 @@ impl Judgement {
 /// Hashes everything that can be read of a sequence.
 fn read(store: &Store, sequence: &Sequence) -> Result<u64, Error> {
     let mut hash = DefaultHasher::new();
-    sequence.state().hash(&mut hash);
+    sequence.caller_state().hash(&mut hash);
     sequence.token_ids().hash(&mut hash);
     for layer in 0..sequence.layout().layers() {
         if sequence.layer_len(layer).unwrap_or(0) == 0 {

@@ -48,7 +48,7 @@ pub(super) fn name(key: &str) -> Option<u64> {
 pub(super) fn verify(store: &Store, sequence: &Sequence, name: u64) -> usize {
     let tokens = sequence.len() as usize;
     assert!(sequence.token_ids().iter().copied().eq((0..tokens as u32).map(|t| t ^ name as u32)), "{name}: token ids");
-    let state = sequence.state().expect("every commit carries a state");
+    let state = sequence.caller_state().expect("every commit carries a state");
     assert_eq!(state, tokens.to_le_bytes(), "{name}: the state of another commit");
     shape().check_all(store, sequence, |_| seeds(name, 0..tokens));
     tokens

@@ -68,7 +68,7 @@ impl ScaleRig {
         }
         let store = options.open()?;
         let group = (args.block.0 / TOKEN_LAYER_BYTES) as u16;
-        let created = CreateOptions::new().key(KEY).replicas(case.copies);
+        let created = CreateOptions::new().key(KEY).copies(case.copies);
         let mut sequence = store.create_sequence(&layout(1, group)?, created)?;
         append_random(&mut sequence, (args.size.0 / args.block.0 * u64::from(group)) as usize)?;
         paths.iter().try_for_each(|path| settle(path))?;

@@ -210,7 +210,7 @@ impl Committer {
             }
         }
         if has_surplus {
-            self.devices.tend.notify();
+            self.devices.maintenance_wake.notify();
         }
         Ok(())
     }

@@ -103,7 +103,7 @@ pub(crate) fn allocate(
                     lock(space).grew(sequence, device, pages);
                 }
                 if location.page == 1 {
-                    devices.tend.notify();
+                    devices.maintenance_wake.notify();
                 }
                 return Ok((location, flight));
             }

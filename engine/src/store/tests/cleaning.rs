@@ -23,7 +23,7 @@ fn half_dead(dir: &Path) -> (Store, Sequence, FrameId, FrameMeta) {
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(GROUP as u16);
     let layout = layout.build().unwrap();
     for i in 0..SMALL {
-        let options = CreateOptions::new().key(i.to_string()).replicas(2);
+        let options = CreateOptions::new().key(i.to_string()).copies(2);
         let mut small = store.create_sequence(&layout, options).unwrap();
         let rows = vec![f32::from(i); 32 * GROUP * DIM];
         let view = TensorView::token_major(&rows, 32 * GROUP, 1, DIM);

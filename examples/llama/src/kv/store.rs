@@ -391,7 +391,9 @@ impl KvCache for StoreKv {
     }
 
     fn committed(&self) -> Result<Option<Committed>> {
-        let Some(state) = self.sequence.state().filter(|_| self.sequence.committed() > 0) else { return Ok(None) };
+        let Some(state) = self.sequence.caller_state().filter(|_| self.sequence.committed() > 0) else {
+            return Ok(None);
+        };
         Ok(Some(Committed { ids: self.sequence.token_ids().to_vec(), state: state.to_vec() }))
     }
 

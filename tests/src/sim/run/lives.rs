@@ -26,7 +26,7 @@ impl Runner<'_> {
         let made = match &known {
             Some(_) => self.store()?.open_sequence(&key(slot), OpenSequence::new().summary_residency(summaries)),
             None => {
-                let options = CreateOptions::new().key(key(slot)).replicas(self.case.copies);
+                let options = CreateOptions::new().key(key(slot)).copies(self.case.copies);
                 let options = options.evictable(end.evictable);
                 let options = if self.case.summaries { options.store_summary(StoredSummary::MinMax) } else { options };
                 let options = options.summary_residency(summaries);
@@ -61,9 +61,9 @@ impl Runner<'_> {
                 life.used = (step, step);
                 let same = sequence.len() as usize == version.tokens()
                     && sequence.token_ids() == version.ids
-                    && sequence.state() == version.state.as_deref();
+                    && sequence.caller_state() == version.state.as_deref();
                 if known != id || !same {
-                    let found = (sequence.len(), sequence.token_ids(), sequence.state());
+                    let found = (sequence.len(), sequence.token_ids(), sequence.caller_state());
                     return failed(format!("slot {slot}: opened {id} {found:?}, committed {known} {version:?}"));
                 }
             }
@@ -102,7 +102,7 @@ impl Runner<'_> {
         let life = ModelSequence { slot: to, created, owed: None, ..parent.clone() };
         let lengths: Vec<_> = (0..self.shape.layers).map(|layer| fork.layer_len(layer).ok()).collect();
         if lengths.iter().zip(&life.now.layers).any(|(len, own)| *len != Some(own.len() as u64))
-            || (fork.token_ids(), fork.state()) != (&life.now.ids[..], life.now.state.as_deref())
+            || (fork.token_ids(), fork.caller_state()) != (&life.now.ids[..], life.now.state.as_deref())
         {
             return failed(format!("a fork has layers of {lengths:?} tokens, ids {:?}", fork.token_ids()));
         }
@@ -151,9 +151,9 @@ impl Runner<'_> {
         for nth in 0..self.readers.len() {
             let (reader, version) = &self.readers[nth];
             let same = reader.len() as usize == version.tokens()
-                && (reader.token_ids(), reader.state()) == (&version.ids[..], version.state.as_deref());
+                && (reader.token_ids(), reader.caller_state()) == (&version.ids[..], version.state.as_deref());
             if !same {
-                let found = (reader.len(), reader.token_ids(), reader.state());
+                let found = (reader.len(), reader.token_ids(), reader.caller_state());
                 return failed(format!("a reader of sequence {} sees {found:?}", reader.id()));
             }
             let deleted = !self.model.visible().contains_key(&reader.id().0);
@@ -193,7 +193,7 @@ impl Runner<'_> {
         }
         self.mark_commits();
         let start = self.simulation.now();
-        let options = ImportOptions::new().key(key(to)).replicas(self.case.copies);
+        let options = ImportOptions::new().key(key(to)).copies(self.case.copies);
         let imported = self.store()?.import(&file[..], &self.shape.layout, options);
         self.by_itself(u64::from(imported.is_ok()), imported.is_ok())?;
         let created = (start, self.simulation.now());

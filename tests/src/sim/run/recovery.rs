@@ -203,7 +203,7 @@ impl Runner<'_> {
                 slot,
                 tokens: sequence.len() as usize,
                 ids: sequence.token_ids().to_vec(),
-                state: sequence.state().map(<[u8]>::to_vec),
+                state: sequence.caller_state().map(<[u8]>::to_vec),
             });
             sequences.push(sequence);
         }

@@ -55,7 +55,7 @@ impl Runner<'_> {
             Some(state) => sequence.commit_with(state, durability),
             None => sequence.commit(durability),
         };
-        let (state_now, tokens_now) = (sequence.state().map(<[u8]>::to_vec), sequence.committed());
+        let (state_now, tokens_now) = (sequence.caller_state().map(<[u8]>::to_vec), sequence.committed());
         let own = u64::from(durability == Durability::Sync && committed.is_ok());
         self.by_itself(own, committed.is_ok())?;
         let Some(life) = self.model.lives.get_mut(&id) else { return Ok(()) };
