@@ -30,7 +30,7 @@ check: docs
 test:
   cargo test --workspace
   cargo test --quiet -p stratakv --features glommio,tokio-uring,zstd --lib -- conformance codec
-  STRATAKV_TEST_BATCHES=2000 cargo test --quiet -p stratakv --features glommio,tokio-uring,zstd --test batches
+  STRATAKV_TEST_BATCHES=2000 cargo test --quiet -p stratakv --features glommio,tokio-uring,zstd,tracing --test batches --test tracing
 
 # Simulated crashes, planted faults, killed processes, power failures under ext4 and XFS (root), random histories.
 crash:

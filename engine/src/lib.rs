@@ -66,6 +66,7 @@ mod cache;
 mod catalog;
 pub mod codec;
 pub mod error;
+mod events;
 mod export;
 #[allow(unsafe_code, reason = "advice to the kernel about memory")]
 mod huge_pages;

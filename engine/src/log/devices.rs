@@ -10,6 +10,7 @@ use super::latency::Latencies;
 use super::suspect_copies::SuspectCopies;
 use crate::cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::event;
 use crate::io::buffer::arena::{Arena, Exhausted};
 use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
@@ -118,8 +119,24 @@ impl Devices {
 
     /// Counts a checksum failure of a device, if the error is one.
     pub(crate) fn count_damage(&self, device: DeviceIndex, e: &Error) {
-        if let (ErrorKind::Corruption, Ok(device)) = (e.kind(), self.get(device)) {
-            device.counters.checksum_failures.add(1);
+        if e.kind() == ErrorKind::Corruption {
+            self.count_checksum_failures(device, 1);
+        }
+    }
+
+    /// Counts blocks or frames of a device that do not match their checksum.
+    pub(crate) fn count_checksum_failures(&self, index: DeviceIndex, count: u64) {
+        if let (Ok(device), 1..) = (self.get(index), count) {
+            device.counters.checksum_failures.add(count);
+            event!(warn, device = index, count = count, "bytes read do not match their checksum");
+        }
+    }
+
+    /// Counts a read of a device that another copy had to answer.
+    pub(crate) fn count_other_copy(&self, index: DeviceIndex) {
+        if let Ok(device) = self.get(index) {
+            device.counters.other_copies.add(1);
+            event!(debug, device = index, "another copy gives what a read did not");
         }
     }
 

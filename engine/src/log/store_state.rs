@@ -10,6 +10,7 @@ use super::segment_allocator::SegmentAllocator;
 use crate::cache::BlockCache;
 use crate::catalog::{Catalog, Counters, FrameBody, FrameSlot, SegmentKey};
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::event;
 use crate::io::planted;
 use crate::metrics::{Category, Observers, Reservation, StoreCounters, lock};
 use crate::options::Durability;
@@ -121,6 +122,7 @@ impl StoreInner {
     /// A commit failed.
     pub(crate) fn make_room(self: &Arc<Self>) -> Result<bool> {
         self.activity.counters.no_space.add(1);
+        event!(warn, "an append found no space");
         (self.limits.make_space)(self).map_err(Error::not_queued)
     }
 

@@ -19,6 +19,7 @@
 use super::frame_copy::{Copied, CopySource, copy};
 use crate::catalog::{Catalog, FrameMeta, SegmentKey, SegmentState};
 use crate::error::{ErrorKind, Result};
+use crate::events::span;
 use crate::io::coverage;
 use crate::log::{CommitRequest, CopyAt, CopyChange, Device, Devices, SegmentAllocator, StoreInner, copies_of, places};
 use crate::metrics::lock;
@@ -132,6 +133,7 @@ pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cle
 /// As for [`clean`].
 pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
     let _one = lock(&inner.locks.cleaning);
+    let _span = span!("clean");
     let mut done = Cleaned::default();
     let moves = {
         let catalog = lock(&inner.catalog);

@@ -16,6 +16,7 @@
 
 use crate::catalog::{Catalog, SequenceMeta, release_record};
 use crate::error::Result;
+use crate::events::event;
 use crate::io::coverage;
 use crate::io::planted;
 use crate::log::{CommitRequest, SequenceLock, StoreInner};
@@ -207,10 +208,12 @@ fn record_deleted(inner: &StoreInner, gone: &mut Vec<Evicted>, events: Vec<Evict
         match event.reason {
             EvictionReason::Expired => {
                 inner.activity.counters.expirations.add(1);
+                event!(info, sequence = event.id, bytes = event.bytes, "a sequence expired");
                 coverage!(Expired);
             }
             EvictionReason::Space => {
                 inner.activity.counters.evictions.add(1);
+                event!(info, sequence = event.id, bytes = event.bytes, "a sequence was evicted for space");
                 coverage!(Evicted);
             }
         }

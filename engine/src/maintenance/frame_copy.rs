@@ -345,8 +345,7 @@ impl CopyJob<'_> {
                 .and_then(|()| self.bad_blocks(view, layout, descriptor, &bad, blocks.start));
             let still = match found {
                 Ok(still) => {
-                    let device = devices.get(source.segment.key.0).map_err(CopyFault::Stop)?;
-                    device.counters.checksum_failures.add(still.len() as u64);
+                    devices.count_checksum_failures(source.segment.key.0, still.len() as u64);
                     still
                 }
                 Err(e) => {

@@ -58,9 +58,7 @@ struct CopyRetry<'a> {
 /// Counts that another copy gave what this read did not, and marks the copy as a suspect.
 pub(super) fn given_elsewhere(devices: &Devices, read: &PlannedRead) {
     devices.suspects.add(&read.frame, usize::from(read.copy));
-    if let Ok(device) = devices.get(read.segment.key.0) {
-        device.counters.other_copies.add(1);
-    }
+    devices.count_other_copy(read.segment.key.0);
 }
 
 /// Returns the other copies of a frame in the order to try: those on sound devices with the shortest queues first.

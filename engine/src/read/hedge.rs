@@ -13,6 +13,7 @@ use super::progress::Progress;
 use super::state::request;
 use super::ticket::ReadTicket;
 use crate::error::Error;
+use crate::events::event;
 use crate::io::buffer::lease::Lease;
 use crate::io::scheduler::{Batch, Priority, Request, Sink};
 use crate::log::Devices;
@@ -156,6 +157,7 @@ impl ReadTicket {
             for read in part.reads.iter().filter(|read| late.contains(&read.segment.key.0)) {
                 if let Ok(device) = devices.get(read.segment.key.0) {
                     device.counters.hedged.add(1);
+                    event!(debug, device = read.segment.key.0, "a late read is repeated on another device");
                 }
             }
         }

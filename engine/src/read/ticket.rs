@@ -20,6 +20,7 @@ use super::progress::Progress;
 use super::state::{Hedges, request};
 use super::{copy_fallback, decode_check, verify};
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::span;
 use crate::io::buffer::PAGE_BYTES;
 use crate::io::buffer::SLAB_BYTES;
 use crate::io::buffer::arena::{Arena, Exhausted};
@@ -70,6 +71,7 @@ impl ReadTicket {
         views: Vec<Arc<SelectionInner>>,
         urgency: ReadPriority<'_>,
     ) -> Result<Self> {
+        let _span = span!("read");
         let arena = devices.arena.clone();
         let mut ticket = Self::prepare(devices, views, urgency, (arena, false))?;
         ticket.try_submit()?;
@@ -83,6 +85,7 @@ impl ReadTicket {
         urgency: ReadPriority<'_>,
         region: &ReadRegion,
     ) -> Result<Self> {
+        let _span = span!("read");
         let mut ticket = Self::prepare(devices, views, urgency, (region.arena.clone(), true))?;
         ticket.try_submit()?;
         Ok(ticket)
@@ -141,6 +144,7 @@ impl ReadTicket {
 
     /// Reads on the calling thread if it can drive the devices itself, otherwise through their threads, and waits.
     pub(crate) fn read_now(devices: Arc<Devices>, views: Vec<Arc<SelectionInner>>) -> Result<ReadBatch> {
+        let _span = span!("read");
         let arena = devices.arena.clone();
         let mut ticket = Self::prepare(Arc::clone(&devices), views, ReadPriority::Demand(None), (arena, false))?;
         // Reads that may be hedged go through the device threads, so that this thread can react to late parts.

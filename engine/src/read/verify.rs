@@ -56,9 +56,7 @@ pub(super) fn part(
         let read = read.ok_or_else(|| not_there(&format!("read for group {}", unit.group)))?;
         let place = (*offset, bytes);
         let is_bad = |buffer: &Lease| bad(buffer).is_some();
-        if let Ok(device) = devices.get(read.segment.key.0) {
-            device.counters.checksum_failures.add(1);
-        }
+        devices.count_checksum_failures(read.segment.key.0, 1);
         if !planted!(NotReadAgain)
             && copy_fallback::until_good(
                 devices,
@@ -73,7 +71,7 @@ pub(super) fn part(
             continue;
         }
         if let Some((plane, expected, found)) = bad(buffer) {
-            devices.get(frame.segment.key.0)?.counters.checksum_failures.add(1);
+            devices.count_checksum_failures(frame.segment.key.0, 1);
             return Err(Error::corrupt(Corruption {
                 code: "payload-checksum",
                 device: frame.segment.key.0.0,
@@ -189,9 +187,7 @@ fn records_are_good(
         return Ok(true);
     }
     let Some(read) = part.reads.first() else { return Ok(false) };
-    if let Ok(device) = devices.get(read.segment.key.0) {
-        device.counters.checksum_failures.add(1);
-    }
+    devices.count_checksum_failures(read.segment.key.0, 1);
     let wanted = (section.offset(), bytes);
     let target = (buffer, &(0..read.bytes), &(*at..at + bytes));
     copy_fallback::until_good(devices, read, frame, wanted, target, deadline, &is_bad)

@@ -198,9 +198,7 @@ impl Sequence {
                 let device = reference.meta.location.device;
                 devices.count_damage(device, &e);
                 devices.suspects.add_at(reference.id, device);
-                if let Ok(device) = devices.get(device) {
-                    device.counters.other_copies.add(1);
-                }
+                devices.count_other_copy(device);
                 CopyFault::Next(e)
             })
         });

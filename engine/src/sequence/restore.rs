@@ -95,7 +95,7 @@ pub(super) fn read_records(devices: &Devices, group_tokens: u64, sections: &[Sec
             let read = outcome.is_ok();
             out[*at] = checked(devices, group_tokens, &sections[*at], *skip, outcome);
             if read && out[*at].is_none() {
-                devices.get(sections[*at].frame.copy(copy).0.key.0)?.counters.checksum_failures.add(1);
+                devices.count_checksum_failures(sections[*at].frame.copy(copy).0.key.0, 1);
             }
         }
     }

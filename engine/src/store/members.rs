@@ -4,6 +4,7 @@ use super::Store;
 use super::create::{prepare, random_id, write_first_superblock};
 use super::start::{MemberDevice, measure_device, start_device};
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::event;
 use crate::io::file::directory::{Access, Directory};
 use crate::maintenance::{Repair, RepairReport};
 use crate::metrics::lock;
@@ -203,6 +204,7 @@ impl Store {
         if self.inner.devices.list.iter().filter(|other| !other.is_lost()).count() < 2 {
             return Err(Error::new(ErrorKind::InvalidArgument, format!("device {device} is the only one")));
         }
+        event!(error, device = device, "a device is declared lost");
         self.inner.change_member(Member { state: MEMBER_LOST, ..member })
     }
 

@@ -27,6 +27,7 @@ pub use status::{DeviceStatus, SequenceInfo, StoreStatus};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::span;
 use crate::io::buffer::SLAB_BYTES;
 use crate::io::file::directory::{Access, Directory};
 use crate::io::seams::Environment;
@@ -55,6 +56,7 @@ impl Store {
     /// # Errors
     /// The errors of [`StoreOptions::open`].
     pub fn open(options: StoreOptions) -> Result<Self> {
+        let _span = span!("open");
         let memory = usize::try_from(options.memory_limit.bytes()).unwrap_or(usize::MAX);
         if memory < 2 * SLAB_BYTES {
             let text = format!(

@@ -12,6 +12,7 @@ use super::components::start;
 use super::start::{MemberDevice, start_devices};
 use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::event;
 use crate::io::planted;
 use crate::io::seams::Environment;
 use crate::log::{Devices, GenerationStart, ManifestLog, StoreIdentity, StoreInner, with_heirs};
@@ -70,6 +71,9 @@ pub(super) fn open_existing(
         let index = DeviceIndex(slot.device_index.get());
         let copies = replayed.damaged.get(&index).copied().unwrap_or(0);
         devices.get(index)?.counters.damaged_metadata.add(damaged + copies);
+        if damaged + copies > 0 {
+            event!(warn, device = index, count = damaged + copies, "metadata is damaged; an intact copy was used");
+        }
     }
     devices.incompat.fetch_or(used_features(&replayed.catalog), Ordering::Relaxed);
     let account = replayed.catalog.memory_bytes();

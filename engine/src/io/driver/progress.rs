@@ -3,6 +3,7 @@
 //! A short transfer continues with the rest. EINTR and EAGAIN are retried after a pause, except in a sync. A transfer
 //! that makes no progress, and any other error number, fails the operation.
 
+use crate::events::event;
 use std::io;
 use std::time::{Duration, Instant};
 
@@ -118,6 +119,7 @@ impl InFlight {
         };
         let error = Error::io(self.op.describe(), source);
         counters.failed(kind, error.kind() == ErrorKind::NoSpace);
+        event!(warn, error = error, "an operation of a device failed");
         Step::Done(Err(error))
     }
 }

@@ -1,5 +1,6 @@
 //! The mark that a device must not be written any more.
 
+use crate::events::event;
 use std::sync::OnceLock;
 
 use crate::error::{Error, ErrorKind, Result};
@@ -14,7 +15,9 @@ pub(crate) struct Poison(OnceLock<String>);
 impl Poison {
     /// Sets the cause, unless there is one already.
     pub(crate) fn set(&self, cause: &Error) {
-        let _ = self.0.set(cause.to_string());
+        if self.0.set(cause.to_string()).is_ok() {
+            event!(error, cause = cause, "a device takes no more writes until the store is opened again");
+        }
     }
 
     pub(crate) fn cause(&self) -> Option<&str> {

@@ -8,6 +8,7 @@ use super::generation::NewGeneration;
 use super::{Committer, Queued};
 use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::event;
 use crate::log::device::Device;
 use crate::log::devices::Failures;
 use crate::metrics::lock;
@@ -51,7 +52,11 @@ impl Committer {
         let other = failures.iter().find(|(_, e)| !of_device(e)).map(|(device, _)| *device);
         let first = other.or_else(|| lost.first().copied()).and_then(|device| failures.remove(&device));
         let Some(first) = first else { return Ok(lost) };
-        if other.is_none() && self.can_do_without(&lost, group) { Ok(lost) } else { Err(first) }
+        if other.is_some() || !self.can_do_without(&lost, group) {
+            return Err(first);
+        }
+        lost.iter().for_each(|device| event!(error, device = device, cause = first, "a device that fails is given up"));
+        Ok(lost)
     }
 
     /// Returns whether everything that was committed, is being committed or is open has a copy on a sound device.

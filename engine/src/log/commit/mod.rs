@@ -29,6 +29,7 @@ use super::manifest::{ManifestLog, ManifestPlace};
 use super::segment_allocator::SegmentAllocator;
 use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::{event, span};
 use crate::io::planted;
 use crate::metrics::{Category, Reservation, lock};
 use failure::CommitFailure;
@@ -196,10 +197,15 @@ impl Committer {
             // Nothing of the group was written.
             return group.into_iter().for_each(|queued| queued.tell(Err(e.duplicate())));
         }
+        let _span = span!("commit");
         let outcome = match self.perform(&mut group) {
             Ok(()) => Ok(()),
-            Err(CommitFailure::Stalled(e)) => return self.stall(group, &e),
+            Err(CommitFailure::Stalled(e)) => {
+                event!(warn, cause = e, "a commit waits for space");
+                return self.stall(group, &e);
+            }
             Err(CommitFailure::Broken(e)) => {
+                event!(error, cause = e, "the store is read-only until it is opened again");
                 lock(&self.broken).get_or_insert_with(|| e.duplicate());
                 Err(e)
             }

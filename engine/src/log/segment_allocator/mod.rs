@@ -22,6 +22,7 @@ use crate::catalog::{
     seal_record,
 };
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::event;
 use crate::io::planted;
 use crate::metrics::EventCount;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -398,7 +399,14 @@ impl SegmentAllocator {
 
     /// Marks a segment that cannot be cleaned because a frame in it is damaged in every copy.
     pub(crate) fn set_stuck(&mut self, key: SegmentKey) {
-        self.stuck.insert(key);
+        if self.stuck.insert(key) {
+            event!(
+                warn,
+                device = key.0,
+                segment = key.1,
+                "a segment cannot be emptied, because a frame in it is damaged"
+            );
+        }
     }
 
     pub(crate) fn stuck_segments(&self) -> u64 {
