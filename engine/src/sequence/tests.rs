@@ -2,11 +2,11 @@
 
 use super::caller_state::PreviousState;
 use super::handle::Sequence;
-use crate::OpenSequence;
 use crate::io::buffer::SLAB_BYTES;
 use crate::layout::{KvLayout, TensorView};
 use crate::options::{ByteSize, CreateOptions, Durability, StoreOptions};
 use crate::read::{BlockReader, SegmentRange};
+use crate::sequence::OpenSequence;
 use std::path::Path;
 use std::sync::Arc;
 

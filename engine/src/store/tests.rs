@@ -14,9 +14,8 @@ use crate::metrics::lock;
 use crate::options::{ByteSize, CreateOptions, DriverChoice, Durability, StoreOptions};
 use crate::plan::{DeviceLoads, ReadPriority, SelectRequest, plan};
 use crate::read::{AttendOptions, ReadBatch};
-use crate::sequence::Sequence;
+use crate::sequence::{OpenSequence, Sequence};
 
-use crate::OpenSequence;
 use std::collections::BTreeMap;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};

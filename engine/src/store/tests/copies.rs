@@ -1,13 +1,13 @@
 //! Changes of copies as commits take them.
 
 use super::{GROUP, GROUPS, Store, filled};
-use crate::OpenSequence;
 use crate::catalog::FrameMeta;
 use crate::error::ErrorKind;
 use crate::log::{CommitRequest, CopyChange, Writer, allocate, places};
 use crate::metrics::lock;
 use crate::options::ByteSize;
 use crate::plan::SelectRequest;
+use crate::sequence::OpenSequence;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 use stratakv_format::{DeviceIndex, FrameId, segment};
