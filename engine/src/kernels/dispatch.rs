@@ -27,6 +27,9 @@ pub(super) enum FeatureSet {
     /// `avx512f,avx512dq,avx512bf16`.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
+    /// `avx512f,avx512vpopcntdq`.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Popcount,
     /// `neon`.
     #[cfg(target_arch = "aarch64")]
     Neon,
@@ -46,6 +49,7 @@ pub(super) fn has(set: FeatureSet) -> bool {
         FeatureSet::Avx512Bf16 => {
             avx512f() && is_x86_feature_detected!("avx512dq") && is_x86_feature_detected!("avx512bf16")
         }
+        FeatureSet::Avx512Popcount => avx512f() && is_x86_feature_detected!("avx512vpopcntdq"),
     }
 }
 

@@ -85,7 +85,7 @@ fn powers_of_lanes(units: &mut [f32], maxima: &[f32], factor: f32) {
 
 /// Returns `2^x` for `x <= 0` with a relative error of about 2e-7. It is at least 2^-126.
 #[inline(always)]
-fn exp2(x: f32) -> f32 {
+pub(super) fn exp2(x: f32) -> f32 {
     let x = if x < -126.0 { -126.0 } else { x };
     let shifted = x + 12_582_912.0;
     let f = x - (shifted - 12_582_912.0);

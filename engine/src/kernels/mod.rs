@@ -8,6 +8,8 @@
 //! | `dot` | one weighted sum over a record of 16-bit elements |
 //! | `sign_sums`, `code_sums`, `table_sums` | sums of table entries by sign bits, by code bytes |
 //! | `softmax_parts`, `lane_softmax` | the softmax of selection, in bf16 and in f32 |
+//! | `row_softmax` | the softmax of one query head over all entries |
+//! | `common_bits` | common bits of bit sets |
 //! | `maxima` | the best units of groups |
 //! | `extremes` | minima and maxima of keys |
 //! | `matmul`, `subspace` | products of matrices, and the strongest directions of one |
@@ -30,6 +32,7 @@
 //! - Every `unsafe` block relies on bounds that are asserted in safe code of this room.
 
 mod code_sums;
+mod common_bits;
 mod convert;
 mod dispatch;
 mod dot;
@@ -46,6 +49,7 @@ mod quantise;
 mod rope;
 mod row_query;
 mod row_scores;
+mod row_softmax;
 mod scores;
 mod sign_sums;
 mod softmax;
@@ -57,6 +61,7 @@ mod values;
 mod vector;
 
 pub(crate) use code_sums::{CodeSums, HalfPrecisionTables, code_sums};
+pub(crate) use common_bits::{BLOCK_ENTRIES, common_counts, count_within, equal_counts, largest_count};
 pub(crate) use convert::{
     f16_to_f32, f32_to_f16, f32_to_finite_f16, is_finite_f16, largest_finite, narrow, narrow_bf16, precision, widen,
     widen_bf16, widen_f16,
@@ -73,6 +78,7 @@ pub(crate) use prefetch::{PrefetchCursor, Prefetcher, prefetch};
 pub(crate) use quantise::{DequantiseError, QuantisedShape, dequantise_4, dequantise_8, quantise_4, quantise_8};
 pub(crate) use rope::{Angles, Rotation};
 pub(crate) use row_query::RowQuery;
+pub(crate) use row_softmax::add_softmax;
 pub(crate) use sign_sums::{SIGN_BYTES, SignQuad, SignSums, SignTables, pack_signs, sign_sums, signed_sum};
 pub(crate) use softmax::SoftmaxOutcome;
 pub(crate) use softmax_parts::{WeightedSums, softmax_parts};

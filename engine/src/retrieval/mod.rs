@@ -9,6 +9,7 @@ mod block_mean;
 mod bounds;
 #[cfg(feature = "calibrate")]
 mod calibrate;
+pub mod clusters;
 mod encoding;
 mod exact;
 mod key_shape;

@@ -1,0 +1,249 @@
+//! Counts of common bits of bit sets, for co-activation: an entry has one bit per recorded query.
+//!
+//! Bit sets are stored in blocks of eight entries: word `w` of entry `e` is at `(e / 8 * words + w) * 8 + e % 8`. A
+//! register then holds one word of eight entries. Entries that fill the last block have no bits.
+//!
+//! A loop ANDs the words of one entry with those of a block, and adds the population counts. The instance for
+//! AVX-512 with VPOPCNTDQ counts eight words with one instruction.
+
+use super::dispatch::multiversion;
+
+/// Entries of a block.
+pub(crate) const BLOCK_ENTRIES: usize = 8;
+
+/// Rows that are compared with a block at once.
+const ROWS: usize = 4;
+
+/// Adds to `found[row]` the entries of `blocks` that have at least `least[row]` bits in common with the row.
+///
+/// `rows` is `[found.len(), words]`. `blocks` holds whole blocks.
+pub(crate) fn count_within(rows: &[u64], words: usize, blocks: &[u64], least: &[u64], found: &mut [u64]) {
+    assert!(words > 0 && rows.len() == words * found.len() && least.len() == found.len(), "shapes of bit sets");
+    #[cfg(target_arch = "x86_64")]
+    if x86::available() {
+        // SAFETY: the processor has what the function is compiled for.
+        return unsafe { x86::count_within(rows, words, blocks, least, found) };
+    }
+    count_within_widest(rows, words, blocks, least, found);
+}
+
+/// Writes the number of common bits of `row` and of each entry of `blocks`.
+///
+/// `row` has the words of one entry, at most 1023. `common` has one element per entry of the blocks.
+pub(crate) fn common_counts(row: &[u64], blocks: &[u64], common: &mut [u16]) {
+    assert!(common.len() * row.len() == blocks.len(), "shapes of bit sets");
+    assert!((1..1024).contains(&row.len()), "counts fit 16 bits");
+    #[cfg(target_arch = "x86_64")]
+    if x86::available() {
+        // SAFETY: the processor has what the function is compiled for.
+        return unsafe { x86::common_counts(row, blocks, common) };
+    }
+    common_counts_widest(row, blocks, common);
+}
+
+multiversion! {
+    /// Returns the largest count, or 0 if there is none.
+    pub(crate) fn largest_count(common: &[u16]) -> u16 = largest_of_counts;
+}
+
+#[inline(always)]
+fn largest_of_counts(common: &[u16]) -> u16 {
+    common.iter().fold(0, |most, common| if *common > most { *common } else { most })
+}
+
+multiversion! {
+    /// Adds the index of each element that equals `level` to `found`, in rising order.
+    pub(crate) fn equal_counts(common: &[u16], level: u16, found: &mut Vec<u32>) = find_equal_counts;
+}
+
+#[inline(always)]
+fn find_equal_counts(common: &[u16], level: u16, found: &mut Vec<u32>) {
+    let (runs, rest) = common.as_chunks::<32>();
+    for (run, first) in runs.iter().zip((0..).step_by(32)) {
+        let mut mask = 0_u32;
+        for (i, common) in run.iter().enumerate() {
+            mask |= u32::from(*common == level) << i;
+        }
+        while mask != 0 {
+            found.push(first + mask.trailing_zeros());
+            mask &= mask - 1;
+        }
+    }
+    let first = (common.len() - rest.len()) as u32;
+    found.extend((first..).zip(rest).filter(|(_, common)| **common == level).map(|(at, _)| at));
+}
+
+multiversion! {
+    /// [`count_within`] without the instruction for population counts.
+    fn count_within_widest(rows: &[u64], words: usize, blocks: &[u64], least: &[u64], found: &mut [u64])
+        = count_rows_within;
+}
+
+multiversion! {
+    /// [`common_counts`] without the instruction for population counts.
+    fn common_counts_widest(row: &[u64], blocks: &[u64], common: &mut [u16]) = common_counts_of_row;
+}
+
+#[inline(always)]
+fn count_rows_within(rows: &[u64], words: usize, blocks: &[u64], least: &[u64], found: &mut [u64]) {
+    match words {
+        1 => count_words_within::<1>(rows, blocks, least, found),
+        2 => count_words_within::<2>(rows, blocks, least, found),
+        4 => count_words_within::<4>(rows, blocks, least, found),
+        _ => count_any_within(rows, words, blocks, least, found),
+    }
+}
+
+/// [`count_within`] for `W` words. Four rows share the loads of a block.
+#[inline(always)]
+fn count_words_within<const W: usize>(rows: &[u64], blocks: &[u64], least: &[u64], found: &mut [u64]) {
+    let (rows, blocks) = (rows.as_chunks::<W>().0, blocks.as_chunks::<BLOCK_ENTRIES>().0.as_chunks::<W>().0);
+    let (quads, rest) = rows.as_chunks::<ROWS>();
+    let (quads_least, rest_least) = least.as_chunks::<ROWS>();
+    let (quads_found, rest_found) = found.as_chunks_mut::<ROWS>();
+    for ((rows, least), found) in quads.iter().zip(quads_least).zip(quads_found) {
+        let mut hits = [[0_u64; BLOCK_ENTRIES]; ROWS];
+        for block in blocks {
+            for r in 0..ROWS {
+                let common = common_of_block(&rows[r], block);
+                for i in 0..BLOCK_ENTRIES {
+                    hits[r][i] += u64::from(common[i] >= least[r]);
+                }
+            }
+        }
+        for r in 0..ROWS {
+            found[r] += hits[r].iter().sum::<u64>();
+        }
+    }
+    for ((row, least), found) in rest.iter().zip(rest_least).zip(rest_found) {
+        let mut hits = [0_u64; BLOCK_ENTRIES];
+        for block in blocks {
+            let common = common_of_block(row, block);
+            for i in 0..BLOCK_ENTRIES {
+                hits[i] += u64::from(common[i] >= *least);
+            }
+        }
+        *found += hits.iter().sum::<u64>();
+    }
+}
+
+#[inline(always)]
+fn count_any_within(rows: &[u64], words: usize, blocks: &[u64], least: &[u64], found: &mut [u64]) {
+    let each = blocks.as_chunks::<BLOCK_ENTRIES>().0;
+    for ((row, least), found) in rows.chunks_exact(words).zip(least).zip(found) {
+        let mut hits = [0_u64; BLOCK_ENTRIES];
+        for block in each.chunks_exact(words) {
+            let common = common_of_words(row, block);
+            for i in 0..BLOCK_ENTRIES {
+                hits[i] += u64::from(common[i] >= *least);
+            }
+        }
+        *found += hits.iter().sum::<u64>();
+    }
+}
+
+#[inline(always)]
+fn common_counts_of_row(row: &[u64], blocks: &[u64], common: &mut [u16]) {
+    let blocks = blocks.as_chunks::<BLOCK_ENTRIES>().0;
+    let common = common.as_chunks_mut::<BLOCK_ENTRIES>().0;
+    match row {
+        [a] => blocks
+            .iter()
+            .zip(common)
+            .for_each(|(block, out)| *out = common_of_block(&[*a], &[*block]).map(|x| x as u16)),
+        [a, b] => {
+            let each = blocks.as_chunks::<2>().0.iter().zip(common);
+            each.for_each(|(block, out)| *out = common_of_block(&[*a, *b], block).map(|x| x as u16));
+        }
+        _ => {
+            let each = blocks.chunks_exact(row.len()).zip(common);
+            each.for_each(|(block, out)| *out = common_of_words(row, block).map(|x| x as u16));
+        }
+    }
+}
+
+#[inline(always)]
+fn common_of_block<const W: usize>(row: &[u64; W], block: &[[u64; BLOCK_ENTRIES]; W]) -> [u64; BLOCK_ENTRIES] {
+    let mut common = [0_u64; BLOCK_ENTRIES];
+    for w in 0..W {
+        for i in 0..BLOCK_ENTRIES {
+            common[i] += u64::from((row[w] & block[w][i]).count_ones());
+        }
+    }
+    common
+}
+
+#[inline(always)]
+fn common_of_words(row: &[u64], block: &[[u64; BLOCK_ENTRIES]]) -> [u64; BLOCK_ENTRIES] {
+    let mut common = [0_u64; BLOCK_ENTRIES];
+    for (row, block) in row.iter().zip(block) {
+        for i in 0..BLOCK_ENTRIES {
+            common[i] += u64::from((row & block[i]).count_ones());
+        }
+    }
+    common
+}
+
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use crate::kernels::dispatch::{FeatureSet, has};
+
+    /// Returns whether the processor has the instructions of this module.
+    pub(super) fn available() -> bool {
+        has(FeatureSet::Avx512Popcount)
+    }
+
+    #[target_feature(enable = "avx512f,avx512vpopcntdq")]
+    pub(super) fn count_within(rows: &[u64], words: usize, blocks: &[u64], least: &[u64], found: &mut [u64]) {
+        super::count_rows_within(rows, words, blocks, least, found);
+    }
+
+    #[target_feature(enable = "avx512f,avx512vpopcntdq")]
+    pub(super) fn common_counts(row: &[u64], blocks: &[u64], common: &mut [u16]) {
+        super::common_counts_of_row(row, blocks, common);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_instance_agrees_with_counts_bit_by_bit(
+            words in 1_usize..6, blocks in 0_usize..9, rows in 0_usize..10, seed in any::<u64>(), least in 0_u64..40,
+        ) {
+            let mut state = seed | 1;
+            let mut next = || {
+                state ^= state << 13;
+                state ^= state >> 7;
+                state ^= state << 17;
+                state
+            };
+            let bits: Vec<u64> = (0..blocks * BLOCK_ENTRIES * words).map(|_| next()).collect();
+            let rows: Vec<u64> = (0..rows * words).map(|_| next()).collect();
+            let bit = |e: usize, w: usize| bits[(e / BLOCK_ENTRIES * words + w) * BLOCK_ENTRIES + e % BLOCK_ENTRIES];
+            let least = vec![least; rows.len() / words];
+            let (mut found, mut plain) = (vec![1; least.len()], vec![1; least.len()]);
+            count_within(&rows, words, &bits, &least, &mut found);
+            count_within_widest(&rows, words, &bits, &least, &mut plain);
+            prop_assert_eq!(&found, &plain);
+            for (r, row) in rows.chunks_exact(words).enumerate() {
+                let common = |e| (0..words).map(|w| u64::from((row[w] & bit(e, w)).count_ones())).sum::<u64>();
+                let expected: Vec<u64> = (0..blocks * BLOCK_ENTRIES).map(common).collect();
+                let (mut counts, mut plain) = (vec![9; expected.len()], vec![9; expected.len()]);
+                common_counts(row, &bits, &mut counts);
+                common_counts_widest(row, &bits, &mut plain);
+                prop_assert!(counts.iter().map(|c| u64::from(*c)).eq(expected.iter().copied()));
+                prop_assert_eq!(&counts, &plain);
+                prop_assert_eq!(largest_count(&counts), counts.iter().copied().max().unwrap_or(0));
+                let mut equal = vec![7];
+                equal_counts(&counts, 9, &mut equal);
+                let nines = (0..).zip(&expected).filter(|(_, common)| **common == 9).map(|(at, _)| at);
+                prop_assert!(equal.into_iter().eq(std::iter::once(7).chain(nines)));
+                prop_assert_eq!(found[r], 1 + expected.iter().filter(|c| **c >= least[r]).count() as u64);
+            }
+        }
+    }
+}

@@ -1,0 +1,40 @@
+//! Clusters of entries: which entries of a layer are read together. Pure algorithms, without I/O.
+//!
+//! An entry is the key and the value of one token, of one KV head or of all KV heads of a layer. The algorithms know
+//! entries by their index and keys as `[entries, dim]`.
+//!
+//! | file | what it computes | source |
+//! |---|---|---|
+//! | `activation` | which entries a query activates | SWARM, section 2.3 |
+//! | `coactivation` | how often two entries are activated together | SWARM, section 5.1, step 1 |
+//! | `closeness` | distances and radius, in integers | SWARM, equations 2 and 3 |
+//! | `ranked` | the density of entries | SWARM, equation 4 |
+//! | `swarm` | medoid clusters | SWARM, Algorithm 1 |
+//! | `nearest_key` | clusters of entries that no query activated | |
+//! | `planted` | a generator of planted co-activation | |
+//!
+//! Invariants of the room:
+//! - The same input gives the same clusters on one machine, however it is cut into pieces. Random choices depend on a
+//!   seed alone.
+//! - A structure says its bytes before it grows (`bytes_for`).
+//! - Wrong input is refused with [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument), and nothing
+//!   changed.
+
+mod activation;
+mod closeness;
+mod coactivation;
+mod key_matrix;
+mod lists;
+mod nearest_key;
+mod planted;
+mod random;
+mod ranked;
+mod swarm;
+
+pub use activation::ActivationRule;
+pub use closeness::{ClusterRadius, Normalisation};
+pub use coactivation::{CoActivation, MAX_PROFILE_ENTRIES, MAX_PROFILE_QUERIES};
+pub use key_matrix::MAX_KEY_MAGNITUDE;
+pub use lists::ClusterLists;
+pub use planted::{PlantedOptions, PlantedTopics};
+pub use swarm::{MedoidClustering, MedoidClusters, MedoidOptions};
