@@ -6,7 +6,8 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use stratakv::{CreateOptions, Durability, KvLayout, ReadRegion, SelectRequest, Store, TensorView};
+use stratakv::read::ReadRegion;
+use stratakv::{CreateOptions, Durability, KvLayout, SelectRequest, Store, TensorView};
 
 const HEADS: usize = 2;
 const DIM: usize = 64;

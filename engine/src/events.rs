@@ -1,7 +1,7 @@
 //! Events and spans for the `tracing` crate.
 //!
 //! Without the feature `tracing` both macros expand to nothing, so an embedder who does not ask for them pays nothing.
-//! With it, each fault that [`Health`](crate::Health) counts is an event, and each open, commit, read batch and
+//! With it, each fault that [`Health`](crate::store::Health) counts is an event, and each open, commit, read batch and
 //! cleaning is a span. The target of all of them is `stratakv`.
 //!
 //! | level | events |

@@ -8,6 +8,10 @@
 //! `docs/start.md` has the steps for a runtime, `docs/internals` the map of the engine, and `format-spec/SPEC.md` the
 //! bytes on disk.
 //!
+//! The root of the crate has the names of a decode loop. The modules have the rest, by job: [`store`] has status, usage
+//! and reports, [`options`] settings, [`layout`] the shapes of a model, [`sequence`] and [`read`] handles and reads,
+//! [`export`] files of single sequences, [`retrieval`] selectors, [`pipeline`] decode steps that prefetch.
+//!
 //! ```
 //! use stratakv::{
 //!     Budget, ByteSize, CreateOptions, DType, Durability, KvLayout, OpenSequence, SelectRequest, Store, StoredSummary,
@@ -67,52 +71,38 @@ mod catalog;
 pub mod codec;
 pub mod error;
 mod events;
-mod export;
+pub mod export;
 #[allow(unsafe_code, reason = "advice to the kernel about memory")]
 mod huge_pages;
 #[allow(unsafe_code, reason = "unsafe lives here: memory shared with the kernel")]
 mod io;
 #[allow(unsafe_code, reason = "unsafe lives here: SIMD kernels")]
 mod kernels;
-mod layout;
+pub mod layout;
 mod log;
 mod maintenance;
 pub mod metrics;
-mod options;
+pub mod options;
 pub mod pipeline;
 mod plan;
-mod read;
+pub mod read;
 mod recovery;
 pub mod retrieval;
-mod sequence;
+pub mod sequence;
 #[cfg(feature = "sim")]
 #[doc(hidden)]
 pub mod sim;
-mod store;
+pub mod store;
 mod sync;
 
-pub use cache::CacheStatus;
-pub use error::{Corruption, Error, ErrorKind, Result};
-pub use export::{Exported, ImportOptions};
-pub use io::PageBacking;
-pub use io::buffer::region::ReadRegion;
-pub use io::scheduler::profile::ProfileStatus;
-pub use layout::{Element, KvLayout, KvLayoutBuilder, LayerSpec, TensorView};
-pub use maintenance::RepairReport;
-pub use metrics::{Evicted, EvictionReason};
-pub use options::{
-    BalancePolicy, Budget, ByteSize, CacheOptions, CachePolicy, ChecksumChoice, CreateOptions, DriverChoice,
-    Durability, StoreOptions, StoredSummary, SummaryResidency,
-};
+pub use error::{Error, ErrorKind, Result};
+pub use layout::{KvLayout, TensorView};
+pub use options::{Budget, ByteSize, CreateOptions, Durability, StoreOptions, StoredSummary, SummaryResidency};
 pub use plan::{PlaneSet, SelectOptions, SelectRequest, Selection};
-pub use read::{AttendOptions, EventWaker, PlaneBytes, ReadBatch, ReadTicket, SelectionBlocks, attend, attend_with};
-pub use sequence::{OpenSequence, Sequence, SequenceReader, SequenceRef};
-pub use store::{
-    AdapterInfo, CleanReport, DeviceStatus, DeviceUsage, Health, NamespaceUsage, ReadRequest, SequenceInfo, Store,
-    StoreStatus, Usage,
-};
-pub use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
-pub use stratakv_format::{DType, DeviceIndex, PlaneCodec, SequenceId};
+pub use read::{AttendOptions, ReadBatch, attend};
+pub use sequence::{OpenSequence, Sequence, SequenceReader};
+pub use store::Store;
+pub use stratakv_format::{DType, SequenceId};
 
 /// The README's example is compiled and run.
 #[cfg(doctest)]

@@ -10,9 +10,10 @@ use std::path::Path;
 use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
+use stratakv::options::DriverChoice;
 use stratakv::{
-    ByteSize, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, ReadBatch, SelectRequest, Sequence, Store,
-    StoreOptions, TensorView,
+    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, ReadBatch, SelectRequest, Sequence, Store, StoreOptions,
+    TensorView,
 };
 
 const HEADS: usize = 2;
@@ -64,7 +65,7 @@ fn an_event_loop_learns_of_a_read_by_eventfd() {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path()).open().unwrap();
     let sequence = filled(&store);
-    let events = std::sync::Arc::new(stratakv::EventWaker::new().unwrap());
+    let events = std::sync::Arc::new(stratakv::read::EventWaker::new().unwrap());
     let waker = Waker::from(std::sync::Arc::clone(&events));
     for round in 0..100 {
         let chosen = [round, round + 500, round + 1000];

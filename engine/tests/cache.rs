@@ -6,9 +6,10 @@
 
 use proptest::prelude::*;
 use std::path::Path;
+use stratakv::options::{CacheOptions, CachePolicy, DriverChoice};
 use stratakv::{
-    ByteSize, CacheOptions, CachePolicy, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, OpenSequence,
-    SelectRequest, Selection, Sequence, Store, StoreOptions, TensorView, attend,
+    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Selection, Sequence, Store,
+    StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;

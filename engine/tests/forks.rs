@@ -5,10 +5,11 @@ use std::future::Future;
 use std::path::Path;
 use std::pin::pin;
 use std::task::{Context, Waker};
+use stratakv::options::CacheOptions;
 use stratakv::pipeline::Pipeline;
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CreateOptions, Durability, KvLayout, OpenSequence, ReadBatch,
-    SelectRequest, Selection, Sequence, Store, StoreOptions, TensorView,
+    AttendOptions, Budget, ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, ReadBatch, SelectRequest,
+    Selection, Sequence, Store, StoreOptions, TensorView,
 };
 
 const HEADS: usize = 2;

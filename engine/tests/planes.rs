@@ -1,9 +1,10 @@
 //! Values that are read without keys: half the bytes, with checksums of their own, never taken for whole blocks.
 
 use std::path::Path;
+use stratakv::options::CacheOptions;
 use stratakv::{
-    Budget, ByteSize, CacheOptions, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneSet,
-    SelectOptions, SelectRequest, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
+    Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneSet, SelectOptions,
+    SelectRequest, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
 };
 
 const HEADS: usize = 2;

@@ -8,11 +8,12 @@
 use half::f16;
 use std::path::Path;
 use std::sync::Arc;
+use stratakv::layout::{LayerSpec, Rope, RopeScaling};
+use stratakv::options::CacheOptions;
 use stratakv::retrieval::{HeadAggregation, ReconstructOptions, ShadowKv};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CreateOptions, Durability, ErrorKind, KvLayout, LayerSpec,
-    OpenSequence, PlaneSet, Rope, RopeScaling, SelectOptions, SelectRequest, Selection, Sequence, Store, StoreOptions,
-    TensorView, attend,
+    AttendOptions, Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneSet,
+    SelectOptions, SelectRequest, Selection, Sequence, Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -67,8 +68,8 @@ fn turned(rope: &Rope, position: usize, key: &mut [f32]) {
         };
         let (sin, cos) = (position as f64 * f).sin_cos();
         let (a, b) = match rope.pairing() {
-            stratakv::RopePairing::Halves => (pair, pair + half),
-            stratakv::RopePairing::Interleaved => (2 * pair, 2 * pair + 1),
+            stratakv::layout::RopePairing::Halves => (pair, pair + half),
+            stratakv::layout::RopePairing::Interleaved => (2 * pair, 2 * pair + 1),
         };
         let (a, b) = (rope.first() + a, rope.first() + b);
         let (x, y) = (f64::from(key[a]), f64::from(key[b]));

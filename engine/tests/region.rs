@@ -7,9 +7,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
+use stratakv::options::DriverChoice;
+use stratakv::read::ReadRegion;
 use stratakv::{
-    ByteSize, CreateOptions, DriverChoice, Durability, ErrorKind, KvLayout, ReadRegion, SelectRequest, Selection,
-    Sequence, Store, TensorView,
+    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, SelectRequest, Selection, Sequence, Store, TensorView,
 };
 
 const HEADS: usize = 2;

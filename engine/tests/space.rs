@@ -5,9 +5,10 @@
 use std::path::Path;
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
+use stratakv::metrics::{Evicted, EvictionReason};
 use stratakv::{
-    Budget, ByteSize, CreateOptions, Durability, ErrorKind, Evicted, EvictionReason, KvLayout, OpenSequence,
-    SelectRequest, Selection, Sequence, Store, StoreOptions, TensorView, attend,
+    Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Selection, Sequence,
+    Store, StoreOptions, TensorView, attend,
 };
 
 const HEADS: usize = 2;
@@ -98,7 +99,7 @@ fn du(dir: &Path) -> (u64, u64) {
     })
 }
 
-fn sound(store: &Store, dir: &Path) -> stratakv::Usage {
+fn sound(store: &Store, dir: &Path) -> stratakv::store::Usage {
     // The background may be creating or removing files, so the usage is taken until it agrees with them.
     let still = (0..5000).find_map(|_| {
         let (usage, files) = (store.usage().unwrap(), du(dir));

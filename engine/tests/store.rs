@@ -7,8 +7,9 @@
 use half::f16;
 use std::path::Path;
 use stratakv::attention::MAX_Q_HEADS;
+use stratakv::layout::LayerSpec;
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, LayerSpec, OpenSequence, SelectOptions,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, SelectOptions,
     SelectRequest, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
 };
 

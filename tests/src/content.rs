@@ -10,9 +10,10 @@
 use crate::rng::mix;
 use half::{bf16, f16};
 use std::ops::Range;
+use stratakv::layout::LayerSpec;
+use stratakv::read::{SelectionBlocks, attend_with};
 use stratakv::{
-    AttendOptions, DType, ErrorKind, KvLayout, LayerSpec, Result, SelectRequest, Selection, SelectionBlocks, Sequence,
-    Store, TensorView, attend_with,
+    AttendOptions, DType, ErrorKind, KvLayout, Result, SelectRequest, Selection, Sequence, Store, TensorView,
 };
 
 /// The geometry of one layer.
@@ -101,7 +102,7 @@ impl SequenceShape {
     /// Builds the layout.
     ///
     /// # Errors
-    /// The layout is invalid, as in [`stratakv::KvLayoutBuilder::build`].
+    /// The layout is invalid, as in [`stratakv::layout::KvLayoutBuilder::build`].
     pub fn layout(&self) -> Result<KvLayout> {
         let spec = |layer: &LayerShape| {
             let spec = match (layer.heads, layer.window) {

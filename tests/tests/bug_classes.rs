@@ -116,7 +116,7 @@ fn uninitialised_buffer_returned_as_a_hit() {
     append(&mut sequence, 1, 40).and_then(|()| sequence.commit(Durability::Sync)).expect("a commit");
     simulation.set_faults(Faults { read: Some(0), read_stays: true, ..Faults::default() });
     let view = sequence.select(0, SelectRequest::all()).expect("a view");
-    let batch = store.read(&[&view]).submit().and_then(stratakv::ReadTicket::wait).expect("a batch");
+    let batch = store.read(&[&view]).submit().and_then(stratakv::read::ReadTicket::wait).expect("a batch");
     assert_eq!(batch.get(0).err().map(|e| e.kind()), Some(ErrorKind::Io));
 }
 

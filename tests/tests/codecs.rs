@@ -11,10 +11,13 @@ use proptest::test_runner::{Config, TestRunner};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use stratakv::codec::{Codec, PlaneKind, PlaneShape, VALUE_RANGE_CHANNELS, decode, encode, error_bound};
+use stratakv::export::ImportOptions;
+use stratakv::layout::{LayerSpec, PlaneCodec};
+use stratakv::options::CacheOptions;
 use stratakv::retrieval::{LeoAm, Quest, ReconstructOptions, Selector, ShadowKv};
 use stratakv::{
-    ByteSize, CacheOptions, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, LayerSpec,
-    OpenSequence, PlaneCodec, PlaneSet, SelectRequest, Sequence, Store, StoredSummary, TensorView, attend,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, PlaneSet, SelectRequest, Sequence,
+    Store, StoredSummary, TensorView, attend,
 };
 use stratakv_tests::count_from_env;
 use stratakv_tests::damage::{Image, seal};
@@ -503,7 +506,8 @@ fn bounds_hold_for_decoded_keys() {
 /// Low-rank keys are computed from decoded keys, values are decoded alone, and outliers are whole blocks.
 #[test]
 fn encoded_values_are_read_alone_with_reconstructed_keys() {
-    use stratakv::{Budget, Rope, SelectOptions};
+    use stratakv::layout::Rope;
+    use stratakv::{Budget, SelectOptions};
     let layer = LayerSpec::full(2, 64).codecs(PlaneCodec::Int8, PlaneCodec::Int8).rope(Rope::new(64, 10_000.0));
     let layout = KvLayout::builder().layer_specs([layer]).group_tokens(8).build().expect("a layout");
     let scratch = fast_scratch();

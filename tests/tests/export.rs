@@ -9,9 +9,10 @@ use proptest::test_runner::{Config, TestRunner};
 use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use stratakv::export::ImportOptions;
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout, OpenSequence, SelectRequest,
-    Sequence, Store, StoredSummary,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence, Store,
+    StoredSummary,
 };
 use stratakv_format::export::{ExportEnd, PIECE_END, Piece, PieceHeader};
 use stratakv_format::{PAGE_BYTES, Unverified};
@@ -329,7 +330,7 @@ fn pieces_that_do_not_belong_are_refused_although_their_checksums_are_right() {
 fn another_model_is_refused() {
     let (_scratch, store, file, _) = small();
     let layout = |dtype, fingerprint| {
-        let specs = [stratakv::LayerSpec::full(2, 16), stratakv::LayerSpec::full(1, 8)];
+        let specs = [stratakv::layout::LayerSpec::full(2, 16), stratakv::layout::LayerSpec::full(1, 8)];
         let builder = KvLayout::builder().layer_specs(specs).dtype(dtype).group_tokens(4);
         builder.fingerprint([fingerprint; 32]).build().unwrap()
     };

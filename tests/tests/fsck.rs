@@ -8,9 +8,8 @@ use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use stratakv::{
-    ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, OpenSequence, Store, StoreOptions, StoredSummary,
-};
+use stratakv::options::ChecksumChoice;
+use stratakv::{CreateOptions, DType, Durability, ErrorKind, OpenSequence, Store, StoreOptions, StoredSummary};
 use stratakv_tests::content::{LayerShape, Order, SequenceShape, damaged_groups};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, small_options};

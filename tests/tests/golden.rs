@@ -144,7 +144,7 @@ fn the_store_with_copies() {
                 }
             }
             if without.is_none() && !read_only {
-                assert_eq!(store.repair().expect("repaired"), stratakv::RepairReport::default());
+                assert_eq!(store.repair().expect("repaired"), stratakv::store::RepairReport::default());
             }
             drop(sequence);
             store.close().expect("closed");
@@ -155,7 +155,8 @@ fn the_store_with_copies() {
 
 #[test]
 fn the_store_with_planes_apart_and_rotations() {
-    use stratakv::{KvLayout, LayerSpec, PlaneSet, Rope, RopeScaling};
+    use stratakv::layout::{LayerSpec, Rope, RopeScaling};
+    use stratakv::{KvLayout, PlaneSet};
     let root = fast_scratch();
     let dirs = golden("v0.2/store-planes", root.path());
     assert_clean(&dirs, "as it is");
@@ -188,7 +189,8 @@ fn the_store_with_planes_apart_and_rotations() {
 
 #[test]
 fn the_store_with_codecs() {
-    use stratakv::{KvLayout, LayerSpec, PlaneCodec};
+    use stratakv::KvLayout;
+    use stratakv::layout::{LayerSpec, PlaneCodec};
     let root = fast_scratch();
     let dirs = golden("v0.3/store-codecs", root.path());
     assert_clean(&dirs, "as it is");
@@ -232,7 +234,8 @@ fn the_store_with_codecs() {
 }
 
 fn layout() -> stratakv::KvLayout {
-    use stratakv::{DType, KvLayout, LayerSpec};
+    use stratakv::layout::LayerSpec;
+    use stratakv::{DType, KvLayout};
     let layers = [LayerSpec::full(2, 8), LayerSpec::none(), LayerSpec::full(2, 8)];
     let builder = KvLayout::builder().layer_specs(layers).dtype(DType::F16).group_tokens(4);
     builder.fingerprint(*b"fingerprint of the golden model.").build().expect("a layout")

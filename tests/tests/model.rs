@@ -9,9 +9,10 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed, TestRunner};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use stratakv::options::ChecksumChoice;
 use stratakv::{
-    Budget, ChecksumChoice, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectOptions, SelectRequest,
-    Selection, Sequence, Store, StoredSummary,
+    Budget, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectOptions, SelectRequest, Selection,
+    Sequence, Store, StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;

@@ -4,7 +4,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
-use stratakv::{ByteSize, Health, StoreOptions, Usage};
+use stratakv::store::{Health, Usage};
+use stratakv::{ByteSize, StoreOptions};
 
 fn page(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/operating").join(name);

@@ -6,13 +6,14 @@
 
 use std::cell::RefCell;
 use std::path::Path;
+use stratakv::layout::{LayerSpec, Rope};
+use stratakv::options::{CacheOptions, CachePolicy, DriverChoice};
 use stratakv::pipeline::{DecodeModel, Pipeline, PipelineReport};
 use stratakv::retrieval::ReconstructOptions;
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, CreateOptions, DriverChoice, Durability, ErrorKind,
-    KvLayout, LayerSpec, OpenSequence, PlaneSet, Result, Rope, SelectRequest, Selection, Sequence, Store, StoreOptions,
-    StoredSummary, TensorView, attend,
+    AttendOptions, Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneSet, Result,
+    SelectRequest, Selection, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
 };
 
 const KV_HEADS: usize = 2;

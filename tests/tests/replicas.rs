@@ -9,9 +9,10 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
+use stratakv::options::BalancePolicy;
 use stratakv::{
-    BalancePolicy, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence,
-    Store, StoreOptions, TensorView,
+    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence, Store,
+    StoreOptions, TensorView,
 };
 use stratakv_format::manifest;
 use stratakv_format::superblock::newest;

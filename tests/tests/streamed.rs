@@ -9,15 +9,15 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::path::PathBuf;
 use std::sync::Arc;
+use stratakv::export::ImportOptions;
 use stratakv::pipeline::{DecodeModel, Pipeline};
 use stratakv::retrieval::{
     Adapter, HeadAggregation, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, Quest, Selector, SelectorId, ShadowKv,
     SignBits,
 };
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, ImportOptions, KvLayout,
-    OpenSequence, SelectOptions, SelectRequest, Selection, Sequence, Store, StoredSummary, SummaryResidency,
-    TensorView, attend,
+    AttendOptions, Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence,
+    SelectOptions, SelectRequest, Selection, Sequence, Store, StoredSummary, SummaryResidency, TensorView, attend,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;

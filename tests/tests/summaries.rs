@@ -9,13 +9,14 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::path::PathBuf;
 use std::sync::Arc;
+use stratakv::layout::{PlaneCodec, Rope};
 use stratakv::retrieval::{
     Adapter, Codebook, KeyGroup, KeyShape, KvSwap, LayerAdapter, LeoAm, LowRankAdapter, ReconstructOptions, Selector,
     SelectorId, ShadowKv, SignBits, TransformCoded,
 };
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, PlaneCodec, Rope, Sequence, Store,
-    StoreOptions, StoredSummary, TensorView,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store, StoreOptions,
+    StoredSummary, TensorView,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;

@@ -8,9 +8,9 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use stratakv::store::{SequenceInfo, Usage};
 use stratakv::{
-    ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, OpenSequence, Sequence, SequenceInfo, Store,
-    StoredSummary, Usage,
+    ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, OpenSequence, Sequence, Store, StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
@@ -140,7 +140,7 @@ impl World {
             let known = device.live_bytes + device.dead_bytes + device.in_flight_bytes + device.metadata_bytes;
             assert_eq!(known + device.free_bytes + device.reserved_bytes, device.segment_bytes, "{usage:#?}");
         }
-        let sum = |part: fn(&stratakv::DeviceUsage) -> u64| usage.devices.iter().map(part).sum::<u64>();
+        let sum = |part: fn(&stratakv::store::DeviceUsage) -> u64| usage.devices.iter().map(part).sum::<u64>();
         assert_eq!(sum(|device| device.live_bytes), usage.live_bytes);
         assert_eq!(sum(|device| device.dead_bytes), usage.dead_bytes);
         assert_eq!(sum(|device| device.in_flight_bytes), usage.in_flight_bytes);

@@ -3,7 +3,8 @@
 use crate::devices::ReadLimitArgs;
 use crate::support::args::{CommonArgs, Switch, between, between_u16, share, size};
 use clap::{Args, ValueEnum};
-use stratakv::{ByteSize, PlaneCodec};
+use stratakv::ByteSize;
+use stratakv::layout::PlaneCodec;
 
 /// Arguments of `kvbench decode`.
 #[derive(Args, Debug)]

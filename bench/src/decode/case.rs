@@ -22,10 +22,10 @@ use anyhow::{Result, anyhow};
 use std::path::Path;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
+use stratakv::options::{CacheOptions, CachePolicy};
 use stratakv::pipeline::{Pipeline, PipelineReport};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, KvLayout, OpenSequence, SelectRequest, Selection,
-    Sequence, Store, StoreOptions,
+    AttendOptions, Budget, ByteSize, KvLayout, OpenSequence, SelectRequest, Selection, Sequence, Store, StoreOptions,
 };
 
 /// Steps before the measured ones, which fill the caches.

@@ -5,8 +5,8 @@
 //! - A layer computes by taking the time that it is told to.
 //! - Selections follow a synthetic trace. With `--select` a method scores the whole context as well, for its cost.
 //! - Keys and values are random. They are written once, and then read, checked and attended to as usual.
-//! - Every sequence of the batch has its own bytes on the device, up to `--stored` in all. A longer context selects from
-//!   the stored part.
+//! - Every sequence of the batch has its own bytes on the device, up to `--stored` in all. A longer context selects
+//!   from the stored part.
 //!
 //! For each context:
 //! 1. Write the store, on a new device with limits if the arguments ask for them.
@@ -37,7 +37,8 @@ use prepared_store::PreparedStore;
 use result::{CodecSetup, DecodeResult, DecodeSetup, PrefetchFigures, SelectionFigures};
 use scorer::Scorer;
 use std::path::Path;
-use stratakv::{KvLayout, PlaneCodec};
+use stratakv::KvLayout;
+use stratakv::layout::PlaneCodec;
 
 /// Measured steps of a case whose reads the share of layers under the codec is solved from.
 const PROBE_STEPS: u32 = 8;

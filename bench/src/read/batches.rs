@@ -10,7 +10,8 @@ use anyhow::Result;
 use std::collections::{BTreeSet, VecDeque};
 use std::hint::black_box;
 use std::time::{Duration, Instant};
-use stratakv::{CreateOptions, Durability, ReadTicket, SelectRequest, Sequence, Store};
+use stratakv::read::ReadTicket;
+use stratakv::{CreateOptions, Durability, SelectRequest, Sequence, Store};
 
 /// The key of the sequence that is read.
 pub(crate) const KEY: &str = "read";

@@ -15,7 +15,8 @@ use clap::Args;
 use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
-use stratakv::{ByteSize, CreateOptions, Durability, Health, SequenceId, Store, StoreOptions, StoredSummary, Usage};
+use stratakv::store::{Health, Usage};
+use stratakv::{ByteSize, CreateOptions, Durability, SequenceId, Store, StoreOptions, StoredSummary};
 
 const LAYERS: u16 = 4;
 const GROUP: u16 = 8;

@@ -23,11 +23,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
+use stratakv::options::{CacheOptions, CachePolicy};
 use stratakv::pipeline::Pipeline;
 use stratakv::retrieval::{HeadAggregation, MethodSpec, Selector, SelectorId};
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CacheOptions, CachePolicy, CreateOptions, Durability, ErrorKind, OpenSequence,
-    SelectOptions, SelectRequest, Selection, Sequence, Store, StoreOptions, StoredSummary, SummaryResidency,
+    AttendOptions, Budget, ByteSize, CreateOptions, Durability, ErrorKind, OpenSequence, SelectOptions, SelectRequest,
+    Selection, Sequence, Store, StoreOptions, StoredSummary, SummaryResidency,
 };
 
 /// Tokens of one append while the sequence is written.

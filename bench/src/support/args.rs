@@ -3,7 +3,8 @@
 use clap::builder::RangedI64ValueParser;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
-use stratakv::{ByteSize, ChecksumChoice, DriverChoice};
+use stratakv::ByteSize;
+use stratakv::options::{ChecksumChoice, DriverChoice};
 
 /// Arguments of every subcommand that opens a store below `--device`.
 #[derive(Args, Debug)]

@@ -3,7 +3,8 @@
 use crate::support::interrupt::check_interrupt;
 use anyhow::Result;
 use half::f16;
-use stratakv::{KvLayout, PlaneCodec, Sequence, TensorView};
+use stratakv::layout::PlaneCodec;
+use stratakv::{KvLayout, Sequence, TensorView};
 
 /// KV heads of LLaMA-3-8B.
 pub(crate) const KV_HEADS: usize = 8;

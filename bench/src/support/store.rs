@@ -4,7 +4,8 @@ use crate::support::args::{CommonArgs, DriverArg};
 use crate::support::directory::make_private;
 use anyhow::Result;
 use std::path::Path;
-use stratakv::{ByteSize, DeviceStatus, Store, StoreOptions, StoreStatus};
+use stratakv::store::{DeviceStatus, StoreStatus};
+use stratakv::{ByteSize, Store, StoreOptions};
 
 /// Opens the store in `directory` with `memory` as its limit. The directory is made if it does not exist.
 ///

@@ -77,7 +77,8 @@ impl Store {
     /// time to live begins with the import.
     ///
     /// ```
-    /// use stratakv::{ByteSize, CreateOptions, Durability, ImportOptions, KvLayout, Store, TensorView};
+    /// use stratakv::export::ImportOptions;
+    /// use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, Store, TensorView};
     ///
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
     /// # let (from, to) = (tempfile::tempdir()?, tempfile::tempdir()?);

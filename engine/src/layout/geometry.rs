@@ -155,8 +155,8 @@ impl KvLayoutBuilder {
     ///
     /// The quantised codecs change each element by at most [`error_bound`](crate::codec::error_bound). The steps divide
     /// the range of a channel over the group for keys, and of 32 channels of a token for values. Reads, cache and
-    /// writes shrink accordingly. Attention, [`SelectionBlocks::group`](crate::SelectionBlocks::group), summaries and
-    /// exports see the rounded numbers. The newest tokens, which do not fill a group yet, stay exact.
+    /// writes shrink accordingly. Attention, [`SelectionBlocks::group`](crate::read::SelectionBlocks::group), summaries
+    /// and exports see the rounded numbers. The newest tokens, which do not fill a group yet, stay exact.
     ///
     /// A plane that would not shrink by 5 % stays raw. For f16 with int8 these are keys in groups of at most 4 tokens.
     /// The codec is part of the layout, so sequences with different codecs are not compatible.

@@ -12,3 +12,6 @@ pub use geometry::{KvLayout, KvLayoutBuilder, LayerSpec};
 pub(crate) use geometry::{is_encoded, part_groups};
 pub(crate) use placement::{Candidate, Placed};
 pub use tensor::{Element, TensorView};
+
+pub use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
+pub use stratakv_format::{DType, PlaneCodec};

@@ -74,7 +74,8 @@ impl<'a> SelectRequest<'a> {
     /// Sets the planes that are read.
     ///
     /// With [`PlaneSet::ValuesOnly`] a read covers the V planes, rounded out to the units of the device. It never
-    /// includes a K plane if the layout has [planes on separate pages](crate::KvLayoutBuilder::separate_planes).
+    /// includes a K plane if the layout has [planes on separate
+    /// pages](crate::layout::KvLayoutBuilder::separate_planes).
     #[must_use]
     pub const fn planes(mut self, planes: PlaneSet) -> Self {
         self.options.planes = planes;

@@ -77,7 +77,7 @@ impl<'a> SelectionBlocks<'a> {
     /// Returns the planes of the `nth` selected group: K `[kv_heads, G, key_dim]` and V `[kv_heads, G, value_dim]`, as
     /// little-endian elements of the layout's dtype.
     ///
-    /// Planes with a [codec](crate::KvLayoutBuilder::codec) are decoded. The K plane is empty if
+    /// Planes with a [codec](crate::layout::KvLayoutBuilder::codec) are decoded. The K plane is empty if
     /// [values only](crate::PlaneSet) were read, because attention reconstructs the keys itself.
     ///
     /// # Errors

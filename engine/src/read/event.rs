@@ -9,7 +9,7 @@ use std::task::Wake;
 /// An eventfd that is raised when a polled read makes progress. One serves any number of tickets.
 ///
 /// 1. Make a [`Waker`](std::task::Waker) of it with `Waker::from(Arc)`.
-/// 2. Poll [`ReadTicket`](crate::ReadTicket)s with that waker.
+/// 2. Poll [`ReadTicket`](crate::read::ReadTicket)s with that waker.
 /// 3. Wait for the descriptor to become readable, [clear](Self::clear) it, and poll again.
 #[derive(Debug)]
 pub struct EventWaker(OwnedFd);

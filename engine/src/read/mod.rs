@@ -37,3 +37,5 @@ pub use event::EventWaker;
 pub(crate) use prefetch::ReadTimes;
 pub(crate) use summary_read::{ReadSection, RecordsTicket};
 pub use ticket::ReadTicket;
+
+pub use crate::io::buffer::region::ReadRegion;

@@ -22,10 +22,10 @@ impl Sequence {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: the layout does not name a layer's rotation
-    /// ([`KvLayoutBuilder::rope`](crate::KvLayoutBuilder::rope)). Or a layer has no V plane. Or the rank is 0 or above
-    /// the width of the joint keys. Or the sum of the squares of a key is infinite. [`ErrorKind::MemoryLimit`]: the
-    /// keys do not fit. [`ErrorKind::Corruption`], [`ErrorKind::Io`]: keys that cannot be read. Layers before the
-    /// failed one have new keys.
+    /// ([`KvLayoutBuilder::rope`](crate::layout::KvLayoutBuilder::rope)). Or a layer has no V plane. Or the rank is 0
+    /// or above the width of the joint keys. Or the sum of the squares of a key is infinite.
+    /// [`ErrorKind::MemoryLimit`]: the keys do not fit. [`ErrorKind::Corruption`], [`ErrorKind::Io`]: keys that cannot
+    /// be read. Layers before the failed one have new keys.
     pub fn reconstruct_keys(&mut self, options: &ReconstructOptions) -> Result<()> {
         for layer in self.layers.iter() {
             check(layer, options).map_err(|e| e.during(format!("keys of layer {}", layer.index())))?;

@@ -22,7 +22,7 @@ pub struct AdapterInfo {
     pub name: String,
     /// Version.
     pub version: u32,
-    /// Number of the layout that it is bound to, as in [`NamespaceUsage`](crate::NamespaceUsage).
+    /// Number of the layout that it is bound to, as in [`NamespaceUsage`](crate::store::NamespaceUsage).
     pub layout: u32,
     /// Fingerprint of that layout, in hexadecimal digits.
     pub fingerprint: String,

@@ -26,6 +26,12 @@ pub use reading::ReadRequest;
 pub use status::{DeviceStatus, SequenceInfo, StoreStatus};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
+pub use crate::cache::CacheStatus;
+pub use crate::io::PageBacking;
+pub use crate::io::scheduler::profile::ProfileStatus;
+pub use crate::maintenance::RepairReport;
+pub use stratakv_format::DeviceIndex;
+
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::span;
 use crate::io::buffer::SLAB_BYTES;

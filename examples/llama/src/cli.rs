@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use stratakv::{Durability, PlaneCodec, SummaryResidency};
+use stratakv::layout::PlaneCodec;
+use stratakv::{Durability, SummaryResidency};
 
 use crate::budget::Budget;
 use crate::kv::KvDType;

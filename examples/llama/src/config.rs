@@ -12,7 +12,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::Value;
-use stratakv::Rope;
+use stratakv::layout::Rope;
 
 use crate::kv::geometry::{KvDType, KvGeometry, LayerGeometry};
 
@@ -217,10 +217,10 @@ impl ModelConfig {
     pub fn rope(&self) -> Result<Rope> {
         let rope = Rope::new(u16::try_from(self.head_dim)?, self.rope_theta);
         Ok(rope.scaled(match self.rope_scaling {
-            RopeScaling::None => stratakv::RopeScaling::None,
-            RopeScaling::Linear { factor } => stratakv::RopeScaling::Linear { factor },
+            RopeScaling::None => stratakv::layout::RopeScaling::None,
+            RopeScaling::Linear { factor } => stratakv::layout::RopeScaling::Linear { factor },
             RopeScaling::Llama3 { factor, low, high, original } => {
-                stratakv::RopeScaling::Llama3 { factor, low, high, original }
+                stratakv::layout::RopeScaling::Llama3 { factor, low, high, original }
             }
         }))
     }

@@ -24,7 +24,7 @@ fn the_process_grows_by_the_memory_that_the_store_accounts_for() {
         summaries: stratakv::SummaryResidency::Resident,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,
-        codec: stratakv::PlaneCodec::Raw,
+        codec: stratakv::layout::PlaneCodec::Raw,
         devices: vec![dir.path().to_path_buf()],
         memory_limit: Some(LIMIT),
         read_ahead: false,

@@ -23,7 +23,7 @@ fn options(policy: &str, devices: &[&Path]) -> KvOptions {
         summaries: stratakv::SummaryResidency::Resident,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,
-        codec: stratakv::PlaneCodec::Raw,
+        codec: stratakv::layout::PlaneCodec::Raw,
         devices: devices.iter().map(|d| d.to_path_buf()).collect(),
         memory_limit: Some(16 << 20),
         read_ahead: false,

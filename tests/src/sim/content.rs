@@ -10,8 +10,9 @@
 use super::case::Case;
 use crate::content::encode;
 use std::ops::Range;
+use stratakv::layout::PlaneCodec;
 use stratakv::retrieval::KeyShape;
-use stratakv::{DType, KvLayout, PlaneCodec, Selection, Sequence, Store, TensorView, attend};
+use stratakv::{DType, KvLayout, Selection, Sequence, Store, TensorView, attend};
 
 /// The layout of a case, with what the checks need of it.
 pub(super) struct CaseShape {
@@ -199,7 +200,7 @@ impl CaseShape {
         if !view.positions().eq(0..tokens.len() as u64) {
             return Err(format!("layer {layer}: the view has {} tokens, not {}", view.tokens(), tokens.len()));
         }
-        let batch = match store.read(&[&view]).submit().and_then(stratakv::ReadTicket::wait) {
+        let batch = match store.read(&[&view]).submit().and_then(stratakv::read::ReadTicket::wait) {
             Ok(batch) => batch,
             Err(e) => return Ok(Err(e)),
         };

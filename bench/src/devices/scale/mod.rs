@@ -23,7 +23,7 @@ use crate::support::report::{print, print_skipped, ratio, rounded};
 use anyhow::{Result, bail};
 use rig::{FilledStore, ScaleCase, ScaleRig, remove};
 use serde::Serialize;
-use stratakv::BalancePolicy;
+use stratakv::options::BalancePolicy;
 use turn::{ScaleTurn, WARM_UP, first_copies, turn};
 
 /// Medians of one case.

@@ -9,7 +9,8 @@ use crate::support::interrupt::check_interrupt;
 use crate::support::model::{TOKEN_LAYER_BYTES, layout};
 use anyhow::{Context, Result};
 use std::path::PathBuf;
-use stratakv::{BalancePolicy, ByteSize, CreateOptions, Sequence, Store, StoreOptions};
+use stratakv::options::BalancePolicy;
+use stratakv::{ByteSize, CreateOptions, Sequence, Store, StoreOptions};
 
 /// The key of a store's sequence.
 pub(super) const KEY: &str = "scale";

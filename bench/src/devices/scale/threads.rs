@@ -10,7 +10,8 @@ use crate::support::report::{median, percentile, print, ratio, rounded};
 use anyhow::Result;
 use serde::Serialize;
 use std::path::PathBuf;
-use stratakv::{BalancePolicy, OpenSequence, StoreOptions};
+use stratakv::options::BalancePolicy;
+use stratakv::{OpenSequence, StoreOptions};
 
 /// Devices that the store is on.
 const DEVICES: u32 = 4;

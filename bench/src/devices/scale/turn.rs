@@ -9,7 +9,8 @@ use crate::support::store::device_sum;
 use anyhow::{Context, Result};
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
-use stratakv::{ReadTicket, SelectRequest, Sequence, Store};
+use stratakv::read::ReadTicket;
+use stratakv::{SelectRequest, Sequence, Store};
 
 /// The length of the warm-up over the length of a turn. Fresh limits let a burst through, device profiles follow what
 /// they measure, and the engine registers rings, files and buffers.

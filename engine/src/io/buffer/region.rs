@@ -23,7 +23,8 @@ use crate::io::buffer::slab::Slab;
 /// ```
 /// use std::alloc::{Layout, alloc_zeroed};
 /// use std::{ptr::NonNull, sync::Arc};
-/// use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, ReadRegion, SelectRequest, Store, TensorView};
+/// use stratakv::read::ReadRegion;
+/// use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, SelectRequest, Store, TensorView};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let dir = tempfile::tempdir()?;
@@ -47,7 +48,7 @@ use crate::io::buffer::slab::Slab;
 /// # Ok(()) }
 /// ```
 ///
-/// [`ReadRequest::into_region`]: crate::ReadRequest::into_region
+/// [`ReadRequest::into_region`]: crate::store::ReadRequest::into_region
 /// [`ReadBatch`]: crate::ReadBatch
 #[derive(Clone)]
 pub struct ReadRegion {

@@ -10,10 +10,13 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use stratakv::layout::PlaneCodec;
+use stratakv::options::{CacheOptions, CachePolicy};
 use stratakv::retrieval::{Adapter, HeadAggregation, Selector};
+use stratakv::store::StoreStatus;
 use stratakv::{
-    ByteSize, CacheOptions, CachePolicy, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneCodec,
-    Store, StoreOptions, StoreStatus, StoredSummary, SummaryResidency,
+    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Store, StoreOptions, StoredSummary,
+    SummaryResidency,
 };
 use tempfile::TempDir;
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
-use stratakv::Rope;
+use stratakv::layout::Rope;
 
 /// The element type in which keys and values are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]

@@ -2,8 +2,8 @@
 
 use anyhow::{Result, ensure};
 use half::{bf16, f16};
-use stratakv::PlaneCodec;
 use stratakv::attention::{AttentionShape, HeadMask, KvBlock, Partial, Query, TokenMask, Workspace};
+use stratakv::layout::PlaneCodec;
 
 use super::error::engine_error;
 use super::geometry::{KvDType, KvGeometry, LayerGeometry};

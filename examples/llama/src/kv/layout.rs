@@ -1,7 +1,8 @@
 //! A model's geometry as the engine's layout.
 
 use anyhow::Result;
-use stratakv::{DType, KvLayout, LayerSpec, PlaneCodec};
+use stratakv::layout::{LayerSpec, PlaneCodec};
+use stratakv::{DType, KvLayout};
 
 use super::error::engine_error;
 use super::geometry::{KvDType, KvGeometry};

@@ -5,9 +5,8 @@ use super::{Runner, StepResult, failed, key};
 use crate::sim::coverage;
 use crate::sim::model::{ModelSequence, Version};
 use std::time::Duration;
-use stratakv::{
-    CreateOptions, Durability, ErrorKind, ImportOptions, OpenSequence, SelectRequest, StoredSummary, SummaryResidency,
-};
+use stratakv::export::ImportOptions;
+use stratakv::{CreateOptions, Durability, ErrorKind, OpenSequence, SelectRequest, StoredSummary, SummaryResidency};
 
 /// The largest number of readers at a time.
 const READERS_MAX: usize = 3;

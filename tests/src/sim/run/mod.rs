@@ -29,8 +29,9 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
+use stratakv::metrics::Evicted;
 use stratakv::sim::{Event, OPERATIONS_MAX, Rng, Simulation, events};
-use stratakv::{ByteSize, Error, ErrorKind, Evicted, Sequence, SequenceReader, Store, StoreOptions};
+use stratakv::{ByteSize, Error, ErrorKind, Sequence, SequenceReader, Store, StoreOptions};
 
 /// The end of a case that did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

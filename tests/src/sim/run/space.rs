@@ -3,8 +3,9 @@
 use super::{Runner, StepResult, failed};
 use crate::sim::coverage;
 use std::sync::{MutexGuard, PoisonError};
+use stratakv::ByteSize;
+use stratakv::metrics::{Evicted, EvictionReason};
 use stratakv::sim::{Event, events};
-use stratakv::{ByteSize, Evicted, EvictionReason};
 
 impl Runner<'_> {
     pub(super) fn gone_now(&self) -> MutexGuard<'_, Vec<Evicted>> {
