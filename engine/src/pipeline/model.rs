@@ -9,8 +9,8 @@ use crate::sequence::Sequence;
 /// A model during decode. [`Pipeline::decode`] calls `project`, `predict` of the next layer, and `finish`, layer by
 /// layer.
 ///
-/// All methods work on every sequence of the batch, in its order. `finish` of the layer before computes layers without
-/// KV, or `project` of the layer behind.
+/// All methods work on every sequence of the batch, in its order. A layer without KV is computed by `finish` of the
+/// layer before it, or by `project` of the layer after it.
 pub trait DecodeModel {
     /// Appends the newest tokens' keys and values of `layer` to the sequences. Returns the queries, each `[q_heads,
     /// key_dim]`.
@@ -55,7 +55,10 @@ impl Pipeline {
         let Some(first) = sequences.first() else { return Ok(()) };
         let layout = first.layout().clone();
         if sequences.iter().any(|sequence| *sequence.layout() != layout) {
-            return Err(Error::new(ErrorKind::InvalidArgument, "the sequences of a step have different layouts"));
+            return Err(Error::new(
+                ErrorKind::InvalidArgument,
+                "decode: the sequences of a step have different layouts",
+            ));
         }
         let layers: Vec<usize> = (0..layout.layers()).filter(|layer| layout.kv_layer(*layer).is_ok()).collect();
         let mut trusted: Option<Vec<Selection>> = None;
@@ -63,7 +66,7 @@ impl Pipeline {
             let queries = model.project(layer, sequences)?;
             let views = match trusted.take().map(|predicted| with_newest(sequences, layer, &predicted)) {
                 Some(Ok(views)) => views,
-                // There was no prediction, or a group left the window since.
+                // There was no prediction, or a predicted group has left the window.
                 _ => self.select(sequences, layer, &queries, model)?,
             };
             self.read(layer, &views)?;
@@ -91,7 +94,8 @@ impl Pipeline {
             let stored = if geometry.value_dim == 0 { key_dim } else { usize::from(geometry.value_dim) };
             let value_dims = options.value_dims.unwrap_or(stored);
             if value_dims > stored {
-                let text = format!("attention with {value_dims} value dims in layer {layer}, which has {stored}");
+                let text =
+                    format!("decode: attention with {value_dims} value dims in layer {layer}, which has {stored}");
                 return Err(Error::new(ErrorKind::InvalidArgument, text));
             }
             let out = |query: &Vec<f32>| vec![0.0; query.len() / key_dim * value_dims];
@@ -112,7 +116,9 @@ impl Pipeline {
         model: &M,
     ) -> Result<Vec<Selection>> {
         if queries.len() != sequences.len() {
-            let text = format!("{} queries of layer {layer} for {} sequences", queries.len(), sequences.len());
+            let (queries, sequences) = (queries.len(), sequences.len());
+            let text =
+                format!("decode: the model returned {queries} queries of layer {layer} for {sequences} sequences");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let pairs = sequences.iter().zip(queries);

@@ -1,4 +1,4 @@
-//! Counters of a pipeline, and what share of reading it hid.
+//! Counters of a pipeline, and the share of the reading time that it hid.
 
 use serde::Serialize;
 use std::time::Duration;
@@ -9,15 +9,15 @@ use std::time::Duration;
 pub struct PipelineReport {
     /// Layers attended, each with all its sequences.
     pub layers: u64,
-    /// Of these, layers with a prediction.
+    /// Attended layers that had a prediction.
     pub predicted_layers: u64,
     /// Blocks on devices that were selected, in all layers.
     pub selected: u64,
-    /// Of these, blocks that a cache held.
+    /// Selected blocks that a cache held.
     pub resident: u64,
     /// Blocks on devices that were selected in predicted layers.
     pub predictable: u64,
-    /// Of these, blocks that the prediction had selected too.
+    /// Selected blocks in predicted layers that the prediction had selected too.
     pub predicted: u64,
     /// Blocks that were prefetched and used.
     pub prefetched: u64,

@@ -55,8 +55,8 @@ impl Pipeline {
 
     /// Makes [`decode`](Self::decode) attend to the groups of the prediction and the newest ones, as KVSwap does.
     ///
-    /// No block is read in vain or on demand then. The output depends on the predictions, but not on timing. Groups are
-    /// attended whole: masks of a selector do not apply.
+    /// Every prefetched block is then used, and no block is read on demand. The output depends on the predictions, but
+    /// not on timing. Groups are attended whole, because masks of a selector do not apply.
     #[must_use]
     pub fn trust_predictions(mut self, trust: bool) -> Self {
         self.trust = trust;
@@ -87,7 +87,7 @@ impl Pipeline {
     ///
     /// Selections in that layer find the records in memory until [`Self::read`] of the layer frees them. Records do not
     /// depend on the query, so they can be read a layer ahead of its prediction. Sequences that have not selected by
-    /// records yet are passed over. If no buffers are free, or a needed read finds none, selections read the records
+    /// records yet are skipped. If no buffers are free, or a needed read takes them, selections read the records
     /// themselves.
     ///
     /// # Errors
@@ -118,12 +118,13 @@ impl Pipeline {
         });
     }
 
-    /// Prefetches what predicted queries of `layer` selected, instead of an earlier prediction of it.
+    /// Prefetches the blocks that predicted queries of `layer` selected. It replaces an earlier prediction of the
+    /// layer.
     ///
     /// It never waits: it does nothing if no buffers are free, or while the current layer waits for buffers.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: selections of another store.
+    /// [`ErrorKind::InvalidArgument`]: a selection is of another store.
     pub fn predict(&mut self, layer: usize, views: &[Selection]) -> Result<()> {
         if let Some(old) = self.ahead.remove(&layer) {
             self.give_up(&old);
@@ -154,8 +155,8 @@ impl Pipeline {
         }
     }
 
-    /// Starts reading what the true queries of `layer` selected, except for prefetched blocks. Call [`Self::attend`]
-    /// next.
+    /// Starts reading the blocks that the true queries of `layer` selected, except for prefetched ones. Call
+    /// [`Self::attend`] next.
     ///
     /// # Errors
     /// The errors of [`Store::read`].
@@ -168,7 +169,8 @@ impl Pipeline {
         let awaited = ahead.as_ref().map(|ahead| &ahead.selected);
         let mut ticket = self.store.read_as(&refs, ReadPriority::Demand(awaited))?;
         if !ticket.is_submitted() {
-            // Prefetches must not hold buffers that are needed: all are cancelled, and the read is planned again.
+            // Prefetches must not hold buffers that a needed read waits for. All are cancelled, and the read is planned
+            // again.
             self.give_all_up();
             if let Some(old) = ahead.take() {
                 self.give_up(&old);
@@ -196,11 +198,15 @@ impl Pipeline {
     ) -> Result<()> {
         let wrong = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
         let Some(mut current) = self.current.take().filter(|current| current.layer == layer) else {
-            return wrong(format!("layer {layer} is attended to and was not read"));
+            return wrong(format!("attend: layer {layer} was not read; call read first"));
         };
         let views = current.views.len();
         if queries.len() != views || outs.len() != views {
-            return wrong(format!("{} queries and {} outputs for {views} views", queries.len(), outs.len()));
+            return wrong(format!(
+                "attend: {} queries and {} outputs for {views} selections",
+                queries.len(),
+                outs.len()
+            ));
         }
         if let Some(ahead) = current.ahead.take() {
             let times = ahead.ticket.times();

@@ -1,4 +1,4 @@
-//! How much of the time of reads a pipeline says to be hidden, on a device that takes as long as it is told to.
+//! The share of the reading time that a pipeline reports as hidden, on a device whose reads take a set time.
 
 use super::{Pipeline, PipelineReport};
 use crate::io::driver::posix::{
@@ -12,13 +12,13 @@ use crate::read::AttendOptions;
 use crate::store::tests::{ALONE, DIM, filled};
 use std::time::{Duration, Instant};
 
-/// Of one read of the device.
+/// The duration of one read of the device.
 const READ: Duration = Duration::from_millis(10);
-/// Reads of a layer: two after each other for each of its threads.
+/// Reads of a layer: two in a row for each I/O thread of the device.
 const READS: u64 = 2 * THREADS as u64;
 const LAYERS: u64 = 12;
 
-/// Layers that compute for so long, each read ahead as soon as the one before is asked for.
+/// Runs layers that compute for this long. Each layer is prefetched as soon as the layer before it is read.
 fn decoded(compute: Duration) -> (PipelineReport, Duration) {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), 1);
@@ -44,13 +44,13 @@ fn decoded(compute: Duration) -> (PipelineReport, Duration) {
 }
 
 #[test]
-fn time_is_hidden_where_something_is_computed_meanwhile() {
+fn a_pipeline_hides_reads_behind_computation() {
     let _alone = lock(&ALONE);
     let (report, elapsed) = decoded(Duration::ZERO);
     assert_eq!((report.prefetched, report.dropped_reads), ((LAYERS - 1) * READS, 0), "{report:?}");
     assert!(report.device_time >= 2 * READ * (LAYERS as u32 - 1) && report.device_time <= elapsed, "{report:?}");
     assert!(report.hidden_share() < 0.2, "{} of {report:?}", report.hidden_share());
-    // All of the reads but the first, with time to spare.
+    // All reads are hidden except those of the first layer.
     let (report, elapsed) = decoded(6 * READ);
     assert!(report.device_time <= elapsed, "{report:?}");
     assert!(report.hidden_share() > 0.6, "{} of {report:?}", report.hidden_share());

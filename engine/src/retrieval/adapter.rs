@@ -1,6 +1,6 @@
 //! Adapters: the result of calibration for each layer of a model, with a name and a version.
 //!
-//! Its bytes come from files, so every number is checked when they are read.
+//! The bytes of an adapter come from files, so every number is checked when they are read.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::encoding::{Reader, check_matrix, crc, put, put_all};
@@ -20,10 +20,11 @@ pub struct LowRankAdapter {
 }
 
 impl LowRankAdapter {
-    /// Makes it from its matrix `[width, rank]`, row-major.
+    /// Returns the projection with this matrix `[width, rank]`, row-major.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: another number of elements, none, or one that is not finite.
+    /// [`ErrorKind::InvalidArgument`]: the matrix is empty, has another number of elements, or has one that is not
+    /// finite.
     pub fn new(width: usize, rank: usize, matrix: Vec<f32>) -> Result<Self> {
         check_matrix("low-rank matrix", &matrix, width, rank)?;
         Ok(Self { width, rank, matrix })
@@ -139,7 +140,7 @@ impl Adapter {
     /// Makes an adapter of a name (1 to 255 bytes), a version and layers.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: a name of another length, or more than 65535 layers.
+    /// [`ErrorKind::InvalidArgument`]: the name has another length, or there are more than 65535 layers.
     pub fn new(name: impl Into<String>, version: u32, layers: Vec<LayerAdapter>) -> Result<Self> {
         let name = name.into();
         if name.is_empty() || name.len() > 255 || layers.len() > usize::from(u16::MAX) {
@@ -240,9 +241,10 @@ impl Adapter {
     /// Reads it from bytes. It accepts exactly what [`Self::to_bytes`] returns.
     ///
     /// # Errors
-    /// [`ErrorKind::Corruption`]: other bytes.
+    /// [`ErrorKind::Corruption`]: the bytes are not an adapter.
     pub fn from_bytes(bytes: &[u8]) -> Result<Self> {
-        let damaged = || Error::new(ErrorKind::Corruption, "these bytes are no adapter");
+        let damaged =
+            || Error::new(ErrorKind::Corruption, "adapter: the bytes are not an adapter, or they are damaged");
         let (body, end) = bytes.split_last_chunk::<4>().ok_or_else(damaged)?;
         if crc(body) != u32::from_le_bytes(*end) {
             return Err(damaged());

@@ -2,13 +2,13 @@
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// Elements of a matrix, at most: 4096 joint dimensions squared.
+/// The most elements of a matrix: 4096 joint dimensions squared.
 const ELEMENTS_MAX: usize = 1 << 24;
 
 /// Checks that a matrix has `rows * columns` finite elements.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`]: it has others.
+/// [`ErrorKind::InvalidArgument`]: it has another number of elements, or one that is not finite.
 pub(crate) fn check_matrix(what: &str, matrix: &[f32], rows: usize, columns: usize) -> Result<()> {
     let fits = rows.checked_mul(columns) == Some(matrix.len()) && !matrix.is_empty() && matrix.len() <= ELEMENTS_MAX;
     if fits && matrix.iter().all(|x| x.is_finite()) {
@@ -43,7 +43,7 @@ impl<'a> Reader<'a> {
     /// Takes bytes.
     ///
     /// # Errors
-    /// [`ErrorKind::Corruption`]: there are fewer. So for the other methods.
+    /// [`ErrorKind::Corruption`]: fewer bytes are left. The other methods return the same error.
     pub(crate) fn take(&mut self, len: usize) -> Result<&'a [u8]> {
         let short = || Error::new(ErrorKind::Corruption, "adapter: the bytes end early");
         let (head, rest) = self.0.split_at_checked(len).ok_or_else(short)?;

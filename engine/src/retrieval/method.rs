@@ -11,7 +11,7 @@ use std::sync::Arc;
 pub struct Method {
     /// The name on command lines, also [`Selector::name`] of its selectors.
     pub name: &'static str,
-    /// Another name that is accepted, such as that of the paper. Empty for none.
+    /// Another name that is accepted, such as the name of the paper. Empty for none.
     pub alias: &'static str,
     /// One sentence for `--help`.
     pub about: &'static str,
@@ -36,11 +36,11 @@ pub enum MethodParameter {
     None,
     /// It may take one.
     Optional,
-    /// It takes one, which is this unless it is given.
+    /// It takes one, with this default.
     Default(usize),
 }
 
-/// How the adapter of a method is fitted, by a `Calibrator` (feature `calibrate`).
+/// The way in which a `Calibrator` (feature `calibrate`) fits the adapter of a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdapterFit {
     /// It needs none.
@@ -61,7 +61,7 @@ pub(crate) fn without_adapter<S: Selector + Default + 'static>(_: Option<Arc<Ada
 /// Makes a selector of a method that needs one.
 ///
 /// # Errors
-/// [`ErrorKind::InvalidArgument`]: there is none.
+/// [`ErrorKind::InvalidArgument`]: no adapter is given.
 pub(crate) fn with_adapter<S: Selector + 'static>(
     name: &str,
     adapter: Option<Arc<Adapter>>,

@@ -62,32 +62,32 @@ impl PartialEq for MethodSpec {
 impl Eq for MethodSpec {}
 
 impl MethodSpec {
-    /// The method.
+    /// Returns the method.
     #[must_use]
     pub fn method(&self) -> &'static Method {
         self.method
     }
 
-    /// The number behind the name, or the method's default.
+    /// Returns the number behind the name, or the method's default.
     #[must_use]
     pub fn parameter(&self) -> Option<usize> {
         self.parameter
     }
 
-    /// How query heads are added up, if the name says so.
+    /// Returns how scores of query heads are aggregated, if the name says so.
     #[must_use]
     pub fn aggregation(&self) -> Option<HeadAggregation> {
         self.aggregation
     }
 
-    /// The name of the adapter that the method needs, such as `kvswap-8`, if it needs one.
+    /// Returns the name of the adapter that the method needs, such as `kvswap-8`, if it needs one.
     #[must_use]
     pub fn adapter_name(&self) -> Option<String> {
         let parameter = self.parameter.unwrap_or_default();
         (self.method.adapter != AdapterFit::None).then(|| format!("{}-{parameter}", self.method.name))
     }
 
-    /// The rank of keys that are reconstructed while values alone are read, if the name gives one.
+    /// Returns the rank of reconstructed keys, if the name gives one.
     #[must_use]
     pub fn reconstruct_rank(&self) -> Option<usize> {
         self.parameter.filter(|_| self.method.reconstructs_keys)

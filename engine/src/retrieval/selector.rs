@@ -31,7 +31,7 @@ impl SelectorId {
     }
 }
 
-/// How the scores of several query heads become one score.
+/// The way in which scores of several query heads become one score.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum HeadAggregation {
     /// The sum of `q . k` over query heads, as in the papers.
@@ -56,15 +56,15 @@ pub struct ScoreRequest<'a> {
     pub shape: KeyShape,
     /// The factor of `q . k` in the softmax.
     pub scale: f32,
-    /// How query heads are aggregated.
+    /// The aggregation of query heads.
     pub aggregation: HeadAggregation,
     /// The groups to score.
     pub groups: Range<usize>,
     /// Groups among these that are chosen regardless of their scores: sinks, then the newest. The two ranges may
     /// overlap.
     pub forced: [Range<usize>; 2],
-    /// How many groups the budget has left beside the forced ones. A method that stops after finding this many must not
-    /// count [forced](Self::is_forced) groups.
+    /// The number of groups that the budget allows in addition to the forced ones. A method that stops after finding
+    /// this many must not count [forced](Self::is_forced) groups.
     pub count: usize,
 }
 
@@ -100,14 +100,16 @@ pub trait Selector: Send + Sync {
 /// [`ErrorKind::InvalidArgument`]: there is none, or it is of another type.
 pub fn summary_as<'a, S: LayerSummary>(summaries: &[&'a dyn LayerSummary]) -> Result<&'a S> {
     let found = summaries.first().and_then(|summary| (*summary as &dyn Any).downcast_ref::<S>());
-    found.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "a summary of another kind than the selector's"))
+    let wrong =
+        || Error::new(ErrorKind::InvalidArgument, "score: the summary is of another kind than the selector needs");
+    found.ok_or_else(wrong)
 }
 
 /// Aggregates scores of units over heads. `scores[g]` becomes the highest aggregated score of the units of group `g`.
 ///
 /// A unit is a token, or a group if `per_group` is 1. `units` is `[groups * per_group, lanes]`, of which the first
-/// `heads` lanes count, and is overwritten. Lanes in a multiple of 8 are fastest. Without lanes or units, scores stay
-/// as they are.
+/// `heads` lanes count, and is overwritten. A multiple of 8 lanes is fastest. Without lanes or units, scores are
+/// unchanged.
 pub fn aggregate(
     units: &mut [f32],
     (heads, lanes): (usize, usize),
@@ -138,7 +140,7 @@ pub fn aggregate(
     }
 }
 
-/// A softmax over units that come in tiles.
+/// A softmax over units, one tile at a time.
 struct Softmax {
     /// The maxima so far, per lane.
     maxima: Vec<f32>,
@@ -167,17 +169,17 @@ impl Softmax {
     }
 }
 
-/// Scores per tile, so that a tile stays in the caches until it is aggregated.
+/// The most scores of a tile. A tile of this size stays in the caches until it is aggregated.
 const TILE: usize = 4096;
-/// Units per tile, at most.
+/// The most units of a tile.
 const TILE_UNITS: usize = 256;
 /// Token scores that are computed before the best of each group is taken.
 const FEW: usize = 4096;
 
 /// Scores groups for methods that score tokens linearly in the query.
 ///
-/// `prepare` returns the columns of scores, at least the lanes, and a function that fills the scores of all tokens of
-/// some groups.
+/// `prepare` returns the number of columns, which is at least that of the lanes, and a function that fills the scores
+/// of all tokens of some groups.
 pub(crate) fn by_tokens<F: FnMut(Range<usize>, &mut [f32])>(
     ask: &ScoreRequest<'_>,
     scores: &mut [f32],
@@ -255,8 +257,8 @@ impl Tile<'_> {
 
 /// Scores `units` units of each group, tile by tile.
 ///
-/// `fill` writes `[units, columns]`, of which `lanes` count. `take` gets each tile, with a softmax as parts of the
-/// exponentials.
+/// `fill` writes `[units, columns]`, of which `lanes` count. `take` gets each tile. With a softmax, the tile holds
+/// parts of the exponentials.
 pub(crate) fn each_tile(
     ask: &ScoreRequest<'_>,
     units: usize,
@@ -317,7 +319,7 @@ pub(crate) fn low_rank<'a>(
     let (rank, queries) = (keys.rank(), keys.queries(batch));
     let columns = if batch.count() == 1 { 1 } else { batch.padded() };
     let (heads, own) = (ask.shape.kv_heads, rank / ask.shape.kv_heads);
-    // If each head has columns of its own, a query vector is multiplied with those only.
+    // If each head has columns of its own, a query vector is multiplied with these columns only.
     let per_head = batch.count() / heads;
     let others = |(lane, row): (usize, &[f32])| {
         let first = lane / per_head.max(1) * own;
@@ -356,7 +358,7 @@ mod tests {
                 (state >> 40) as f32 / (1 << 23) as f32 - 1.0
             };
             let columns = if heads == 1 { 1 } else { heads.next_multiple_of(8) };
-            // The maxima rise, or fall, from tile to tile.
+            // The maxima rise or fall from tile to tile.
             let units: Vec<f32> = (0..groups * per_group * columns)
                 .map(|at| 8.0 * random() + rise * (at / columns) as f32)
                 .collect();

@@ -1,4 +1,4 @@
-//! The identity of summary records on devices, so that no other records are taken for them.
+//! The identity of summary records on devices. Records of another identity are never used in their place.
 
 use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryRecords};
 

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::SummaryRecords;
 
-/// Groups in memory from which on it is worth checking which of them are on devices by now.
+/// The fewest groups in memory at which to check which of them are on devices by now.
 const LOOK_AT: usize = 64;
 
 /// The suffix of a layer's summary that is in memory.
@@ -17,7 +17,7 @@ pub(crate) struct Newest {
     layer: usize,
     shape: KeyShape,
     stored: SummaryRecordId,
-    /// How many groups have their records on devices only.
+    /// The number of groups whose records are on devices only.
     before: usize,
     /// The summary of the groups behind them.
     kept: Box<dyn LayerSummary>,

@@ -1,11 +1,11 @@
-//! Choosing groups: the forced ones, then the best by score until the budget is used.
+//! The choice of groups: the forced ones, then the best by score until the budget is used.
 
 use crate::kernels::all_below;
 use std::cmp::Ordering;
 use std::ops::Range;
 
-/// Orders higher scores first, and among equal scores the lower group. The order does not depend on how scores were
-/// gathered.
+/// Orders higher scores first, and lower groups first among equal scores. The order does not depend on the order in
+/// which scores were computed.
 pub(crate) fn score_order(a: (f32, u64), b: (f32, u64)) -> Ordering {
     b.0.total_cmp(&a.0).then(a.1.cmp(&b.1))
 }
@@ -37,7 +37,7 @@ pub(crate) fn choose(range: Range<u64>, count: usize, forced: &[Range<u64>], sco
     chosen
 }
 
-/// Scores that are skipped at once if none of them is high enough.
+/// Scores that are skipped together if each of them is too low.
 const RUN: usize = 64;
 
 /// Returns the best `count` of the scores for which `counts` holds, each with its index, in no order.

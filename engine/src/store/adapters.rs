@@ -1,4 +1,4 @@
-//! Adapters by name: stored once per layout, found again when the store is opened.
+//! Adapters of a store: they are stored once per layout, and found by name.
 
 use super::Store;
 use crate::catalog::{AdapterMeta, COPIES_MAX, RecordBuffer, SequenceMeta};
@@ -28,11 +28,11 @@ pub struct AdapterInfo {
     pub fingerprint: String,
     /// Its bytes, all layers together.
     pub bytes: u64,
-    /// CRC-64/NVME of them.
+    /// CRC-64/NVME of its bytes.
     pub checksum: u64,
     /// Bytes of its frames on devices.
     pub disk_bytes: u64,
-    /// When it was stored, milliseconds since 1970.
+    /// The time at which it was stored, in milliseconds since 1970.
     pub created_unix_ms: u64,
 }
 
@@ -58,18 +58,18 @@ impl Store {
         check(layout, adapter)?;
         let copies = usize::from(copies.max(1));
         if copies > COPIES_MAX || copies > inner.devices.list.slots() {
-            let text = format!("{copies} copies; the store has {} devices", inner.devices.list.slots());
+            let text = format!("{copies} copies need as many devices; the store has {}", inner.devices.list.slots());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let layers = adapter.layer_bytes();
         let about = adapter_meta(adapter, &layers);
         if !(1..=ADAPTER_BYTES_MAX).contains(&about.bytes) {
-            let text = format!("an adapter of {} bytes; from 1 to {ADAPTER_BYTES_MAX}", about.bytes);
+            let text = format!("the adapter has {} bytes; from 1 to {ADAPTER_BYTES_MAX} are possible", about.bytes);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let _one = lock(&inner.locks.adapters);
         if let Some((id, meta, known)) = self.find(layout, &about.name, Some(about.version))? {
-            // The checksum does not tell which layer the numbers are of.
+            // The checksum does not cover which layer the numbers belong to, so the adapters are compared.
             if known == about && self.loaded(layout, id, &meta, &known)? == *adapter {
                 return Ok(id.0);
             }
@@ -137,10 +137,10 @@ impl Store {
             let claim = claim.ok_or_else(|| Error::new(ErrorKind::InUse, format!("adapter {name:?} is being read")))?;
             load_adapter(claim, id, meta, about)
         };
-        // A bit may have gone wrong on the way and not on the medium: read once more.
+        // The damage may be of the transfer, not of the medium, so it is read once more.
         let again = |e: Error| if e.kind() == ErrorKind::Corruption { load() } else { Err(e) };
         let adapter = load().or_else(again).map_err(|e| e.during(format!("read adapter {name:?}")))?;
-        // Layers behind the last that it has something for.
+        // Stored adapters end with their last layer that has numbers.
         let mut layers = adapter.layers().to_vec();
         layers.resize(layout.layers().max(layers.len()), LayerAdapter::None);
         Adapter::new(name.clone(), about.version, layers)
@@ -203,10 +203,10 @@ fn not_found(name: &str, version: Option<u32>) -> Error {
     Error::new(ErrorKind::NotFound, format!("no adapter {name:?}{version} for this layout"))
 }
 
-/// True if an adapter suits the layers of a layout.
+/// Checks that an adapter fits the layers of a layout.
 fn check(layout: &KvLayout, adapter: &Adapter) -> Result<()> {
     if adapter.layers().len() != layout.layers() {
-        let text = format!("{} layers, the layout has {}", adapter.layers().len(), layout.layers());
+        let text = format!("the adapter has {} layers and the layout {}", adapter.layers().len(), layout.layers());
         return Err(Error::new(ErrorKind::LayoutMismatch, text));
     }
     for (index, _) in adapter.layers().iter().enumerate().filter(|(_, layer)| **layer != LayerAdapter::None) {

@@ -1,4 +1,4 @@
-//! Putting an open store together from its devices, its catalog and its manifest.
+//! The assembly of an open store from its devices, its catalog and its manifest.
 
 use crate::catalog::Catalog;
 use crate::error::{Error, Result};
@@ -44,8 +44,8 @@ pub(super) fn start(
         ids: IdAllocator::new(NextIds { frame: counters.frame, lsn: counters.lsn, sequence: counters.sequence }),
         handles: OpenHandles::default(),
         limits: WriteLimits {
-            // Frames in flight, at least two, and groups that are collected leave most of the memory to reads and
-            // summaries.
+            // Frames in flight, of which there are at least two, and gathered groups leave most of the memory to reads
+            // and summaries.
             frame_bytes,
             flight_bytes: (frame_bytes.saturating_mul(FRAMES_IN_FLIGHT)).min(limit / 6),
             lazy_delay: Duration::from_millis(options.lazy_delay_ms),
@@ -78,7 +78,7 @@ fn lazy_thread(committer: &Arc<Committer>) -> Result<std::thread::JoinHandle<()>
         }
     };
     let thread = std::thread::Builder::new().name("stratakv-lazy".into()).spawn(commit_when_due);
-    thread.map_err(|e| Error::io("open: starting the thread of lazy commits", e))
+    thread.map_err(|e| Error::io("open: start the thread of lazy commits", e))
 }
 
 /// Starts the maintenance thread. The thread holds the store only while it works.
@@ -90,6 +90,6 @@ pub(super) fn start_maintenance(inner: &Arc<StoreInner>) -> Result<()> {
     inner.background.start(|| {
         let builder = std::thread::Builder::new().name("stratakv-tend".into());
         let thread = builder.spawn(move || maintenance::run(&store, &wake));
-        thread.map_err(|e| Error::io("open: starting the maintenance thread", e))
+        thread.map_err(|e| Error::io("open: start the maintenance thread", e))
     })
 }

@@ -1,7 +1,7 @@
-//! Creating a store: superblocks, the first manifest generation, directories.
+//! The creation of a store: directories, the first manifest generation, superblocks.
 //!
-//! A superblock is renamed into place after it is durable, so that a creation cut short leaves directories without a
-//! store.
+//! Invariant: a superblock is renamed into place after it is durable. A creation that is interrupted therefore leaves
+//! directories without a store.
 
 use super::components::start;
 use super::start::{MemberDevice, measure, start_devices};
@@ -51,7 +51,8 @@ pub(super) fn create(
     let parts = found.into_iter().zip(slots).zip(&members);
     let known = parts.map(|((found, slot), member)| MemberDevice { directory: found.directory, slot, member: *member });
     let devices = start_devices(options, environment, memory, identity, known.collect(), count)?;
-    // Measured for the profiles only: a busy moment must not decide for good where data is placed.
+    // The measurement is for the profiles only. It does not decide where data is placed, because the device may be
+    // busy now.
     measure(&devices)?;
     let limit = options.capacity.map_or(u64::MAX, |capacity| capacity.bytes());
     let first = GenerationStart {
@@ -123,7 +124,7 @@ fn first_members(
 
 /// Writes the first superblock of a device.
 pub(super) fn write_first_superblock(directory: &dyn Directory, slot: &mut Slot) -> Result<()> {
-    // Under another name until it is durable, so that a superblock is complete as soon as it exists.
+    // The file has another name until it is durable, so that a superblock is complete as soon as it exists.
     let file = directory.create_file(SUPERBLOCK_NEW, (SLOTS * PAGE_BYTES) as u64)?;
     // Both slots are written, so that a slot that does not verify is always damage.
     let first = slot.encode();
@@ -134,7 +135,7 @@ pub(super) fn write_first_superblock(directory: &dyn Directory, slot: &mut Slot)
     directory.sync_dir(".")
 }
 
-/// Makes the directories of a device, empty.
+/// Makes the empty directories of a device.
 pub(super) fn prepare(directory: &dyn Directory) -> Result<()> {
     for name in [m::DIRECTORY, segment::DIRECTORY] {
         directory.mkdir(name)?;

@@ -36,7 +36,7 @@ pub struct Health {
     pub poisoned: Vec<(u16, String)>,
     /// The counters of each device: errors, short completions, retries, and its work.
     pub devices: Vec<DeviceSnapshot>,
-    /// Blocks and frames that did not match their checksum when they were read, each counted once per reading.
+    /// Blocks and frames that did not match their checksum when they were read. Each counts once per read.
     pub checksum_failures: u64,
     /// Appends that found no space at first.
     pub no_space: u64,
@@ -44,7 +44,7 @@ pub struct Health {
     pub evictions: u64,
     /// Sequences that expired.
     pub expirations: u64,
-    /// Evictions and expirations before an observer was set that were forgotten.
+    /// Evictions and expirations that no observer heard, because too many happened before one was set.
     pub events_lost: u64,
     /// Segments that cleaning emptied.
     pub cleaned_segments: u64,
@@ -54,7 +54,7 @@ pub struct Health {
     pub stuck_segments: u64,
     /// Commits that wait for the next sync.
     pub queued_commits: u64,
-    /// Devices that were declared lost, by index, and still owe copies to others.
+    /// Devices that were declared lost, by index, and whose frames do not all have new copies yet.
     pub lost: Vec<u16>,
     /// Devices whose reads fail, by index. Copies on other devices are read first.
     pub avoided: Vec<u16>,

@@ -1,4 +1,4 @@
-//! Changing who is a member: devices that join, leave, and are lost.
+//! Changes of the members of a store: devices that join, leave, and are lost.
 
 use super::Store;
 use super::create::{prepare, random_id, write_first_superblock};
@@ -47,13 +47,13 @@ impl Store {
 
     pub(crate) fn add_directory(&self, directory: Arc<dyn Directory>) -> Result<u16> {
         let inner = &self.inner;
-        // One change at a time.
+        // The repair is locked, so that one change of members runs at a time.
         let repair = Repair::new(inner);
         inner.committer.check()?;
         let devices = &inner.devices;
         let index = devices.list.slots();
         if index >= usize::from(DEVICES_MAX) {
-            let text = format!("a store has at most {DEVICES_MAX} devices, those that left it included");
+            let text = format!("a store has at most {DEVICES_MAX} devices, including devices that left it");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         if let (Some(slot), _) = read_superblock(&*directory)? {

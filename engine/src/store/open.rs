@@ -1,4 +1,4 @@
-//! Opening a store that exists.
+//! The opening of a store that exists.
 //!
 //! 1. Replay the manifest that the superblocks name ([`replay`]).
 //! 2. Match the directories with the members that the manifest knows.
@@ -119,7 +119,8 @@ fn match_members(found: Vec<ProbedDirectory>, slots: &[Slot], catalog: &Catalog)
     Ok(known)
 }
 
-/// Declares members that are not given lost, in the catalog. Returns the newest epoch, and whether a member changed.
+/// Declares members lost whose devices are not given, in the catalog. Returns the newest epoch, and whether a member
+/// changed.
 ///
 /// # Errors
 /// The errors of [`missing_members`].
@@ -165,11 +166,11 @@ fn start_generation(
     let place = replayed.place;
     level_epochs(devices)?;
     settle_generation(devices, every_slot, (place.generation, place.nonce), &replayed.held)?;
-    // A recovery that was cut short left files of both generations. On a full device the new one needs their space.
+    // A recovery that was interrupted left files of both generations. On a full device the new one needs their space.
     for device in devices.list.iter() {
         remove_leftovers(&*device.directory, device.index, place.generation, &replayed.catalog)?;
     }
-    // The numbers of batches that were cut off are passed over too.
+    // The numbers of batches that were cut off are skipped too.
     let first_batch = place.next_batch.saturating_add(IDS_SKIPPED);
     let state = replayed.catalog.checkpoint();
     let generation = place.generation.saturating_add(1);
@@ -197,7 +198,7 @@ fn start_generation(
     Ok(next)
 }
 
-/// Returns the members that are not given, as lost ones.
+/// Returns the members whose devices are not given, as lost members.
 ///
 /// # Errors
 /// [`ErrorKind::Configuration`]: a member is missing and the options do not allow it. [`ErrorKind::StaleDevice`]: a

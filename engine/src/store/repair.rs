@@ -1,4 +1,4 @@
-//! Copies: repairing them.
+//! The repair of copies.
 
 use super::Store;
 use crate::error::Result;

@@ -1,4 +1,4 @@
-//! Sequences of a store: creating, opening, listing and deleting them.
+//! The sequences of a store: they are created, opened, listed and deleted here.
 
 use super::{SequenceInfo, Store};
 use crate::catalog::{COPIES_MAX, RecordBuffer, SequenceMeta};
@@ -16,14 +16,15 @@ impl Store {
     /// Creates a sequence. Its first commit stores it.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`]: the key is taken. [`ErrorKind::InvalidArgument`]: a key over 512 bytes.
-    /// [`ErrorKind::MemoryLimit`]: no memory for its tails. [`ErrorKind::Configuration`]: more copies than devices.
+    /// [`ErrorKind::AlreadyExists`]: the key is taken. [`ErrorKind::InvalidArgument`]: the key has over 512 bytes.
+    /// [`ErrorKind::MemoryLimit`]: there is no memory for its tails. [`ErrorKind::Configuration`]: it has more copies
+    /// than the store has devices.
     pub fn create_sequence(&self, layout: &KvLayout, options: CreateOptions) -> Result<Sequence> {
         let inner = &self.inner;
         inner.committer.check_memory()?;
         let copies = options.copies.max(1);
         if usize::from(copies) > COPIES_MAX {
-            let text = format!("create sequence: {copies} copies are asked for; from 1 to {COPIES_MAX} are possible");
+            let text = format!("create sequence: {copies} copies are requested; from 1 to {COPIES_MAX} are possible");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let members = inner.devices.list.slots();

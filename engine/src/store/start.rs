@@ -1,4 +1,4 @@
-//! Starting devices: directory, shard, profile.
+//! The start of devices: directory, shard, profile.
 
 use crate::error::Result;
 use crate::io::driver::DriverKind;
@@ -64,7 +64,7 @@ pub(super) fn start_devices(
     );
     let list =
         known.into_iter().map(|known| start_device(&environment, &threads, known)).collect::<Result<Vec<_>>>()?;
-    // Not zeroed: only what was copied into it is written.
+    // Not zeroed, because writers write only the bytes that they copied into it.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
     let lanes = ThreadRings::new(arena.clone());
     let maintenance_wake = Arc::<EventCount>::default();

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 pub(crate) const DIM: usize = 64;
 const GROUP: usize = 8;
 const GROUPS: u64 = 512;
-/// Parts that must have been read before any counts as late.
+/// Parts that must have been read before a part counts as late.
 const ROUNDS: u64 = 300;
 /// The delay of the late device, which is longer than any pause of a busy machine.
 const DELAY: Duration = Duration::from_secs(2);
@@ -33,7 +33,7 @@ const DELAY: Duration = Duration::from_secs(2);
 /// Held by tests that measure how late devices are, so that one runs at a time.
 pub(crate) static ALONE: Mutex<()> = Mutex::new(());
 
-/// Devices with a copy of everything each; every element of a group is its number.
+/// Returns a store with a copy of everything on each device. Every element of a group is the number of the group.
 pub(crate) fn filled(dir: &std::path::Path, devices: u8) -> (Store, Sequence) {
     filled_on(dir, devices, None)
 }
@@ -200,14 +200,14 @@ fn what_is_late_and_fails_elsewhere_is_read_from_the_third_copy() {
     read_from_the_third_copy(&[("stratakv-0-", Trouble::Late(DELAY)), ("stratakv-1-", Trouble::Fails)]);
 }
 
-/// Which of two late devices will answer is not known while both are.
+/// While two devices are late, the store does not know which of them will answer.
 #[test]
 fn a_third_copy_that_is_late_for_a_while_is_read_as_well() {
     const THIRD: (&str, Trouble) = ("stratakv-2-", Trouble::Late(Duration::from_millis(250)));
     read_from_the_third_copy(&[("stratakv-0-", Trouble::Late(DELAY)), ("stratakv-1-", Trouble::Fails), THIRD]);
 }
 
-/// One device of three is late, one fails, and the third one is to answer.
+/// One device of three is late, one fails, and the third one must answer.
 fn read_from_the_third_copy(troubles: &'static [(&'static str, Trouble)]) {
     let _alone = lock(&ALONE);
     let dir = tempfile::tempdir().unwrap();

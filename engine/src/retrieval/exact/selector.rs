@@ -1,4 +1,4 @@
-//! The exact oracle: scores of all keys. For evaluation: it keeps every key in memory.
+//! The exact oracle: it scores all keys. It keeps every key in memory, so it is for evaluation only.
 
 use crate::error::Result;
 use crate::retrieval::exact::summary::{Exact, ExactSpec};

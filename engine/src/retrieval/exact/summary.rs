@@ -1,4 +1,4 @@
-//! All keys, as they are: what the exact oracle scores. For evaluation; it costs as much memory as the keys.
+//! All keys, unchanged, for the exact oracle. They take as much memory as the keys, so this is for evaluation only.
 
 use crate::error::Result;
 use crate::kernels::{multiply_by_lanes, widen};
@@ -6,7 +6,7 @@ use crate::retrieval::query_batch::QueryBatch;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use std::ops::Range;
 
-/// The kind of summary that keeps every key.
+/// The specification of a summary that keeps every key.
 #[derive(Clone, Copy, Debug)]
 pub struct ExactSpec;
 
@@ -20,7 +20,7 @@ impl SummarySpec for ExactSpec {
     }
 }
 
-/// K planes of groups.
+/// The K planes of the groups of a layer.
 pub(crate) struct Exact {
     shape: KeyShape,
     planes: Records<u8>,

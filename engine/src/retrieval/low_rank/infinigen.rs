@@ -12,7 +12,7 @@ use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::top_k::{highest, score_order};
 use std::sync::Arc;
 
-/// Selection per token and head. Each column of its adapter belongs to one head.
+/// Selection by token and head. Each column of its adapter belongs to one head.
 #[derive(Clone, Debug)]
 pub struct InfiniGen {
     keys: Arc<LowRankSpec>,
@@ -44,7 +44,7 @@ impl Selector for InfiniGen {
             false => QueryBatch::kv_heads(ask.query, kv_heads, ask.shape.key_dim),
         };
         let (columns, fill) = low_rank(keys, ask, &batch);
-        // Per head, one score for each group.
+        // One score for each head and group.
         let mut best = vec![0.0; kv_heads * ask.groups.len()];
         each_tile(ask, group, (batch.count(), columns), fill, |groups, mut tile| {
             let (units, weights) = tile.units();

@@ -8,7 +8,7 @@ use crate::retrieval::low_rank::infinigen::InfiniGen;
 use crate::retrieval::low_rank::kvswap::KvSwap;
 use crate::retrieval::method::{AdapterFit, Method, MethodParameter, with_adapter};
 
-/// KVSwap, section 3.2.
+/// The method of KVSwap, section 3.2.
 pub(crate) const KVSWAP: Method = Method {
     name: "kvswap",
     alias: "",
@@ -19,7 +19,7 @@ pub(crate) const KVSWAP: Method = Method {
     make: |adapter| with_adapter("kvswap", adapter, KvSwap::new),
 };
 
-/// After InfiniGen.
+/// The method after InfiniGen.
 pub(crate) const INFINIGEN: Method = Method {
     name: "infinigen",
     about: "InfiniGen: every KV head ranks tokens by low-rank keys of its own; the number is the rank ratio",

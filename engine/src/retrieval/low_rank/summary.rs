@@ -10,14 +10,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{SUMMARY_LOW_RANK, SummaryRecords};
 
-/// The kind of summary that keeps `rank` numbers per token, by an adapter.
+/// The specification of low-rank keys: an adapter, which gives `rank` numbers per token.
 #[derive(Clone, Debug)]
 pub struct LowRankSpec {
     adapter: Arc<Adapter>,
 }
 
 impl LowRankSpec {
-    /// By this adapter, which must have low-rank matrices for the layers it is used with.
+    /// Returns the specification of an adapter, which must have low-rank matrices for the layers it is used with.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
         Self { adapter }
@@ -47,7 +47,7 @@ impl SummarySpec for LowRankSpec {
     }
 }
 
-/// `[groups][group_tokens, rank]`.
+/// The low-rank keys of a layer, `[groups][group_tokens, rank]`.
 pub(crate) struct LowRank {
     shape: KeyShape,
     matrix: Arc<LowRankAdapter>,
@@ -57,17 +57,17 @@ pub(crate) struct LowRank {
 }
 
 impl LowRank {
-    /// Numbers per token.
+    /// Returns the numbers per token.
     pub(crate) fn rank(&self) -> usize {
         self.matrix.rank()
     }
 
-    /// The rows of all tokens of `groups`, `[tokens, rank]` in f16.
+    /// Returns the rows of all tokens of `groups`, `[tokens, rank]` in f16.
     pub(crate) fn rows(&self, groups: Range<usize>) -> &[u16] {
         self.rows.slice(groups)
     }
 
-    /// The queries of the lanes in the space of the rows: `[lanes, rank]`.
+    /// Returns the queries of the lanes in the space of the rows, `[lanes, rank]`.
     pub(crate) fn queries(&self, batch: &QueryBatch) -> Vec<f32> {
         let (rank, padded) = (self.rank(), batch.padded());
         let projected = batch.project(self.matrix.matrix(), rank);
@@ -89,8 +89,8 @@ impl LayerSummary for LowRank {
             for (k, weights) in key.iter().zip(self.matrix.matrix().chunks_exact(rank)) {
                 sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum += k * w);
             }
-            // Keys of a model are in the range of f16. The clamp keeps scores finite for others, and NaN arises if
-            // infinities of both signs were added.
+            // Keys of a model are in the range of f16. The clamp keeps scores finite for other keys. A sum of
+            // infinities of both signs is NaN.
             let narrow = |x: f32| if x.is_nan() { 0 } else { f32_to_finite_f16(x) };
             out.iter_mut().zip(&sums).for_each(|(out, x)| *out = narrow(*x));
         }
@@ -124,7 +124,7 @@ impl LayerSummary for LowRank {
 
     fn restore(&mut self, records: &[u8]) -> bool {
         let whole = records.chunks_exact(self.rows.record_bytes());
-        // Numbers that no key gives would spoil all scores.
+        // Records that no key can give would make all scores useless, so they are refused.
         let wrong = |b: &[u8; 2]| !is_finite_f16(*b);
         if !whole.remainder().is_empty() || records.as_chunks::<2>().0.iter().any(wrong) {
             return false;

@@ -1,6 +1,11 @@
-//! ShadowKV's choice of chunks: landmarks (mean keys), softmax, the maximum over the query heads of each KV head;
-//! chunks whose tokens are unlike their mean are always chosen. Keys are read with the values, or rebuilt from low rank
-//! where the view says so ([`PlaneSet::ReconstructedKeys`](crate::PlaneSet)).
+//! ShadowKV's choice of groups.
+//!
+//! 1. Score the landmarks (mean keys) with each query head, and take a softmax over the groups.
+//! 2. Take the maximum over the query heads of each KV head as the score of a group.
+//! 3. Give outliers, the groups whose tokens are least like their mean, the highest score.
+//!
+//! The keys of selected groups are read with the values, or reconstructed from low rank
+//! ([`PlaneSet::ReconstructedKeys`](crate::PlaneSet)).
 
 use crate::error::Result;
 use crate::kernels::{RowQuery, best_query_heads};
@@ -14,8 +19,8 @@ use stratakv_format::DType;
 /// Selection by landmarks and outliers.
 #[derive(Clone, Copy, Debug)]
 pub struct ShadowKv {
-    /// Share of the groups that are outliers (the paper: 0.002 to 0.003). They count in the budget, of which they take
-    /// half at most.
+    /// The share of groups that are outliers (0.002 to 0.003 in the paper). They count in the budget, and take at most
+    /// half of it.
     pub outlier_share: f64,
 }
 

@@ -7,7 +7,7 @@ use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, Summa
 use std::ops::Range;
 use stratakv_format::frame::{SUMMARY_LANDMARKS, SummaryRecords};
 
-/// The kind of summary that keeps a mean key per group.
+/// The specification of landmarks.
 #[derive(Clone, Copy, Debug)]
 pub struct LandmarkSpec;
 
@@ -21,7 +21,8 @@ impl SummarySpec for LandmarkSpec {
     }
 }
 
-/// `[groups, kv_heads, key_dim]`, and per group the lowest cosine of a token's key to the mean over heads.
+/// The landmarks of a layer, `[groups, kv_heads, key_dim]`, and for each group the lowest cosine between a token's key
+/// and the mean, over tokens and heads.
 pub(crate) struct Landmarks {
     shape: KeyShape,
     means: Records<u16>,
@@ -29,12 +30,12 @@ pub(crate) struct Landmarks {
 }
 
 impl Landmarks {
-    /// The means of `groups`, `[groups, kv_heads, key_dim]` in f16.
+    /// Returns the means of `groups`, `[groups, kv_heads, key_dim]` in f16.
     pub(crate) fn means(&self, groups: Range<usize>) -> &[u16] {
         self.means.slice(groups)
     }
 
-    /// The `count` groups of `range` with the lowest cosines, in rising order of cosine.
+    /// Returns the `count` groups of `range` with the lowest cosines, in rising order of cosine.
     pub(crate) fn outliers(&self, range: Range<usize>, count: usize) -> Vec<usize> {
         let cosines = self.cosines.slice(range.clone());
         let mut order: Vec<usize> = (0..range.len()).collect();
@@ -48,8 +49,8 @@ impl Landmarks {
     }
 }
 
-/// The mean of the keys of a group `[G, kv_heads, key_dim]`, and the lowest cosine of a head of a key to that of the
-/// mean.
+/// Returns the mean of the keys of a group `[G, kv_heads, key_dim]`, and the lowest cosine between a head of a key and
+/// the same head of the mean.
 pub(crate) fn mean_and_cosine(keys: &[f32], shape: &KeyShape) -> (Vec<f32>, f32) {
     let (width, dim) = (shape.width(), shape.key_dim);
     let mut mean = vec![0.0_f32; width];

@@ -1,4 +1,4 @@
-//! Sign bits of randomly rotated keys: the form of coded keys that needs no calibration.
+//! Selection by sign bits of randomly rotated keys, which needs no calibration.
 
 use crate::error::Result;
 use crate::retrieval::selector::{ScoreRequest, Selector, by_tokens, summary_as};

@@ -12,7 +12,7 @@ use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, Summa
 use std::ops::Range;
 use stratakv_format::frame::{SUMMARY_SIGNS, SummaryRecords};
 
-/// The kind of summary that keeps the signs of rotated keys.
+/// The specification of sign bits.
 #[derive(Clone, Copy, Debug)]
 pub struct SignSpec;
 
@@ -28,7 +28,8 @@ impl SummarySpec for SignSpec {
     }
 }
 
-/// `[groups][kv_heads][group_tokens, dims / 8]` and `[groups][kv_heads][group_tokens]`.
+/// The sign bits of a layer, `[groups][kv_heads][group_tokens, dims / 8]`, and the lengths of its keys,
+/// `[groups][kv_heads][group_tokens]`.
 pub(crate) struct Signs {
     shape: KeyShape,
     /// Dimensions after the rotation: the next power of two.
@@ -56,7 +57,8 @@ impl Signs {
         (columns, score)
     }
 
-    /// Of each head its lanes, for a head's bits matter to them alone, with what a bit adds or takes off.
+    /// Returns, for each head, its lanes with the weight of each bit. A set bit adds the weight, and a clear bit
+    /// subtracts it.
     fn weights(&self, batch: &QueryBatch) -> Vec<Vec<(usize, Vec<f32>)>> {
         // The mean magnitude of a coordinate of a random unit vector is about sqrt(2 / (pi n)).
         let factor = (2.0 / (std::f32::consts::PI * self.dims as f32)).sqrt();
@@ -72,9 +74,9 @@ impl Signs {
     }
 }
 
-/// A table for every eight bits.
+/// Look-up tables of eight bits each, in f32.
 struct SignTableBytes {
-    /// Per head: lanes, and `[bytes, 256, wide]`.
+    /// The lanes of each head, and its tables `[bytes, 256, wide]`.
     heads: Vec<(Vec<usize>, Vec<f32>)>,
     wide: usize,
     part: Vec<f32>,
@@ -115,15 +117,15 @@ impl SignTableBytes {
     }
 }
 
-/// Tokens that the sums by four bits are for at a time.
+/// Tokens of one call of the sums by four bits.
 const TOKENS: usize = 64;
-/// How many times as many tokens ahead their lengths are asked for.
+/// The distance by which lengths are prefetched, in calls of [`TOKENS`] tokens.
 const LENGTHS_AHEAD: usize = 4;
 
-/// A table for every four bits, of which vector registers hold many.
+/// Look-up tables of four bits each, which fit in vector registers.
 struct Nibbles {
     sums: SignSums,
-    /// Of a head: its lanes, at most four, and the tables of one or four.
+    /// A head, up to four of its lanes, and one or four tables.
     parts: Vec<(usize, Vec<usize>, Vec<SignTables>)>,
 }
 
@@ -143,7 +145,7 @@ impl Nibbles {
 
     fn score(&mut self, signs: &Signs, groups: Range<usize>, out: &mut [f32], columns: usize) {
         let quads = signs.shape.group_tokens / 4;
-        // To the end of all: what comes next is asked for too.
+        // Up to the last group, because the lengths of later tokens are prefetched.
         let rest = groups.start..signs.lengths.count();
         let (codes, lengths) = (signs.signs.slice(rest.clone()), signs.lengths.slice(rest));
         let (codes, lengths) = (codes.as_chunks().0, lengths.as_chunks::<4>().0);
@@ -182,7 +184,7 @@ impl Nibbles {
                     }
                     continue;
                 }
-                // Several lanes of a head stand side by side and meet no other head.
+                // The lanes of a head are adjacent, and no other head writes them.
                 let first = own[0];
                 for (out, sums) in out.chunks_exact_mut(columns).zip(sums.as_flattened().as_chunks::<4>().0) {
                     match out[first..].first_chunk_mut() {
@@ -307,7 +309,7 @@ mod tests {
             let columns = if batch.count() == 1 { 1 } else { batch.padded() };
             let (heads, groups) = (signs.weights(&batch), count / 3..count);
             let mut expected = vec![0.0; groups.len() * group * columns];
-            // By tables of four bits: half a step for each of 32, a step being a 31st of the largest entry.
+            // Tables of four bits: each of 32 entries is off by half a step. A step is a 31st of the largest entry.
             let mut errors = vec![1e-3; expected.len()];
             let largest = |weights: &[f32]| {
                 weights.chunks(4).map(|w| w.iter().map(|w| w.abs()).sum()).fold(0.0, f32::max)

@@ -6,7 +6,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::HalfPrecisionTables;
 use crate::retrieval::encoding::{Reader, check_matrix, put, put_all};
 
-/// Bits of one dimension, at most.
+/// The most bits of one dimension.
 pub(crate) const BITS_MAX: u32 = 8;
 
 /// The transform, levels and packing of one layer.
@@ -55,28 +55,28 @@ impl Codebook {
         let wrong = |text: &str| Err(Error::new(ErrorKind::InvalidArgument, format!("codebook: {text}")));
         let mut seen = vec![false; dims];
         if packing.is_empty() || packing.len() > 256 {
-            return wrong("code bytes outside 1 to 256");
+            return wrong("the code must have 1 to 256 bytes");
         }
         for byte in &packing {
             let mut bits = 0;
             for &dim in byte {
-                let Some(levels) = levels.get(dim as usize) else { return wrong("a dimension that is not there") };
+                let Some(levels) = levels.get(dim as usize) else { return wrong("a code byte names no dimension") };
                 if std::mem::replace(&mut seen[dim as usize], true) {
-                    return wrong("a dimension in two places");
+                    return wrong("a dimension is packed twice");
                 }
                 let power = levels.len().is_power_of_two() && (2..=1 << BITS_MAX).contains(&levels.len());
                 let rising = levels.windows(2).all(|w| w[0] <= w[1]) && levels.iter().all(|x| x.is_finite());
                 if !power || !rising {
-                    return wrong("levels that are no quantiser");
+                    return wrong("the levels of a dimension must be 2, 4, ... 256 rising finite numbers");
                 }
                 bits += levels.len().ilog2();
             }
             if bits > 8 || byte.is_empty() {
-                return wrong("a byte of other than 1 to 8 bits");
+                return wrong("a code byte must hold 1 to 8 bits");
             }
         }
         if seen.contains(&false) || !distortion.is_finite() || distortion < 0.0 {
-            return wrong("a dimension without bits, or a distortion that is none");
+            return wrong("every dimension needs bits, and the error must be finite and not negative");
         }
         Ok(Self { width, mean, forward, query, packing, levels, distortion })
     }
@@ -237,7 +237,7 @@ impl Codebook {
     }
 
     pub(crate) fn read(reader: &mut Reader<'_>) -> Result<Self> {
-        let damaged = || Error::new(ErrorKind::Corruption, "an adapter whose codebook is none");
+        let damaged = || Error::new(ErrorKind::Corruption, "adapter: a codebook in it is damaged");
         let (width, dims, bytes) = (reader.number()?, reader.number()?, reader.number()?);
         let distortion = reader.floats(1)?[0];
         let elements = width.checked_mul(dims).ok_or_else(damaged)?;

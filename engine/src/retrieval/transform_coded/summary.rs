@@ -11,14 +11,14 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{SUMMARY_CODES, SummaryRecords};
 
-/// The recipe of codes: an adapter with codebooks.
+/// The specification of codes: an adapter with codebooks.
 #[derive(Clone, Debug)]
 pub struct CodeSpec {
     adapter: Arc<Adapter>,
 }
 
 impl CodeSpec {
-    /// Makes the recipe from an adapter, which must have codebooks for the layers it is used with.
+    /// Returns the specification of an adapter, which must have codebooks for the layers it is used with.
     #[must_use]
     pub fn new(adapter: Arc<Adapter>) -> Self {
         Self { adapter }
@@ -49,7 +49,7 @@ pub struct Codes {
     shape: KeyShape,
     book: Arc<Codebook>,
     codes: Records<u8>,
-    /// The codebook of the adapter.
+    /// The checksum of the adapter.
     checksum: u64,
     error: f64,
     seen: u64,

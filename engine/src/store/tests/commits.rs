@@ -14,14 +14,13 @@ fn copies_that_could_not_be_made_either_are_tried_again() {
     not_written_and_made(true);
 }
 
-/// Copies that are not written while a sequence grows, and where they `cannot_be_made` neither for a while after its
-/// commit.
+/// Copies fail to be written while a sequence grows. If `cannot_be_made`, they also fail for a while after its commit.
 fn not_written_and_made(cannot_be_made: bool) {
     let _alone = lock(&ALONE);
     let dir = tempfile::tempdir().unwrap();
     let (store, mut sequence) = filled(dir.path(), 2);
     let before = store.status();
-    // Not what is written of the manifest meanwhile: the device stays.
+    // Writes to the manifest succeed, so the device stays a member.
     let trouble = trouble::set(&dir.path().join("1/segments"), &[("stratakv-1-", Trouble::NotWritten)]);
     for group in GROUPS..2 * GROUPS {
         let row = vec![group as f32; GROUP * DIM];
@@ -64,7 +63,7 @@ fn whoever_reads_a_frame_learns_of_a_change_of_copies_that_others_committed() {
         let wanted = seen.iter().rev().copied().collect();
         request.copies.push(CopyChange { frame: *id, seen, wanted });
     }
-    // As a move that found no space for a checkpoint: kept, and made by the next commit that does.
+    // The request is queued, like a move that found no space for a checkpoint. The next commit carries it out.
     store.inner.committer.enqueue(request, None);
     store.inner.flush_commits().unwrap();
     for (id, before) in frames {
@@ -118,7 +117,7 @@ fn a_segment_takes_no_frames_behind_one_that_failed() {
     let last = newest();
     assert_eq!(last.segment, first.segment, "it has room");
     let trouble = trouble::set(&dir.path().join("0/segments"), &[("stratakv-0-", Trouble::NotWritten)]);
-    // Enough for whole frames: those are written by the device's thread.
+    // These are enough groups for whole frames, which the device's thread writes.
     let error = append(&mut sequence, GROUPS + 200).unwrap_err();
     drop(trouble);
     assert_eq!(error.kind(), ErrorKind::Io, "{error}");

@@ -1,4 +1,4 @@
-//! Changes of copies as commits take them.
+//! Changes of copies in commits.
 
 use super::{GROUP, GROUPS, Store, filled};
 use crate::catalog::FrameMeta;
@@ -18,8 +18,8 @@ fn first_frame(store: &Store) -> (FrameId, FrameMeta) {
     (*first.0, first.1.clone())
 }
 
-/// Of two changes of one frame in one group commit the first counts: the second was decided for what was there before
-/// it.
+/// Of two changes of one frame in one group commit the first counts, because the second was decided for the copies
+/// before it.
 #[test]
 fn two_changes_of_a_frame_in_one_commit() {
     let dir = tempfile::tempdir().unwrap();
