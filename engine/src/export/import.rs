@@ -252,7 +252,7 @@ impl<R: Read> ExportReader<R> {
         Ok(Some(self.bytes()[..page.state_bytes.get() as usize].to_vec()))
     }
 
-    /// Reads the end of the file. Its counts must be those of what was read, and nothing may follow it.
+    /// Reads the end of the file. Its counts must equal the counts of the pieces that were read. Nothing may follow it.
     fn end(&mut self) -> Result<()> {
         let (pieces, start) = (self.index, self.at);
         self.next(None, &plain(PIECE_END, size_of::<ExportEnd>() as u32))?;
@@ -305,7 +305,7 @@ fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOp
     Ok(sequence)
 }
 
-/// Returns what the imported sequence is created with. Options of the caller replace those of the file.
+/// Returns the options of the imported sequence. Options of the caller replace the options in the file.
 fn create_options(page: &ExportPage, key: String, options: ImportOptions, has_summary: bool) -> CreateOptions {
     let mut create = CreateOptions::new().key(options.key.unwrap_or(key));
     create = match options.ttl {

@@ -50,7 +50,7 @@ fn a_pipeline_hides_reads_behind_computation() {
     assert_eq!((report.prefetched, report.dropped_reads), ((LAYERS - 1) * READS, 0), "{report:?}");
     assert!(report.device_time >= 2 * READ * (LAYERS as u32 - 1) && report.device_time <= elapsed, "{report:?}");
     assert!(report.hidden_share() < 0.2, "{} of {report:?}", report.hidden_share());
-    // All reads are hidden except those of the first layer.
+    // All reads are hidden except the reads of the first layer.
     let (report, elapsed) = decoded(6 * READ);
     assert!(report.device_time <= elapsed, "{report:?}");
     assert!(report.hidden_share() > 0.6, "{} of {report:?}", report.hidden_share());

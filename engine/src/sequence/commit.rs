@@ -53,8 +53,8 @@ impl Sequence {
     /// Sets the caller's state, up to 64 KiB, and commits. A session that opens the sequence resumes from this state.
     ///
     /// # Errors
-    /// As [`Sequence::commit`]; [`ErrorKind::InvalidArgument`] for a larger state. [`Sequence::caller_state`] is then what it
-    /// was before, unless the commit is kept ([`Error::is_queued`]).
+    /// As [`Sequence::commit`]. [`ErrorKind::InvalidArgument`]: the state is larger. After an error,
+    /// [`Sequence::caller_state`] is unchanged, unless the commit stays queued ([`Error::is_queued`]).
     pub fn commit_with(&mut self, state: &[u8], durability: Durability) -> Result<()> {
         if state.len() > CALLER_STATE_BYTES_MAX {
             let bytes = state.len();
