@@ -1,6 +1,6 @@
 //! The store: opening, sequences, reads, status, close. One file per concern.
 //!
-//! [`Store`] is a handle. All state is in [`StoreInner`], which the log owns.
+//! [`Store`] is a handle. All state is in `StoreInner`, which the log owns.
 //! The files add methods to the handle: `sequences`, `reading`, `adapters`, `members`, `maintain`, `repair`, `status`,
 //! `usage`. `open` and `create` make the state, `start` starts devices, `components` puts all together.
 
