@@ -19,6 +19,10 @@ macro_rules! event {
     ($level:ident, $($field:ident = $value:expr,)* $text:literal) => {{
         #[cfg(feature = "tracing")]
         ::tracing::$level!(target: "stratakv", $($field = %$value,)* $text);
+        #[cfg(not(feature = "tracing"))]
+        {
+            $(let _ = &$value;)*
+        }
     }};
 }
 

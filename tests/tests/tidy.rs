@@ -26,7 +26,7 @@ fn sources(dir: &str) -> Vec<(String, String)> {
 
 /// A module imports only from floors below its own.
 const FLOORS: &[&[&str]] = &[
-    &["sync", "kernels", "huge_pages"],
+    &["sync", "kernels", "huge_pages", "events"],
     &["error", "metrics"],
     &["options", "layout", "io", "attention"],
     &["codec", "catalog", "cache", "retrieval"],

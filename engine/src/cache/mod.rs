@@ -2,7 +2,8 @@
 //!
 //! - [`BlockCache`] holds the bytes and the counts. It has one lock, which is held for no I/O.
 //! - A [`policy::ReplacementPolicy`] decides which keys stay. One file per policy: `fifo`, `lru`, `cost`, `s3_fifo`.
-//! - `factory` maps the option to a policy. A new policy is one file and one line there.
+//! - `factory` maps the option to a policy. A new policy is one file, a variant of [`crate::options::CachePolicy`], and
+//!   one line there.
 //!
 //! The key of a block is its identity on disk: the frame that first held it, and its place among the frame's blocks.
 //! Therefore:

@@ -1,6 +1,7 @@
 //! The devices of an open store, and what they share: buffers, budgets, open files, rings.
 //!
-//! Invariant: no two files of a device are synced at the same time, because they could share one error.
+//! Invariant: one caller at a time syncs files of a device, because an error that belongs to one file may be reported
+//! for another. The files of one call are synced together, and one error fails the call.
 //!
 //! Lock order: the control buffer, then the sync locks of devices in the order of the list.
 

@@ -9,6 +9,7 @@
 //! therefore gives equal bits every time.
 
 mod balance;
+mod entries;
 mod parts;
 mod section;
 mod select_request;
@@ -17,6 +18,8 @@ mod share;
 mod summary_sections;
 
 pub(crate) use balance::Pieces;
+pub use entries::GroupEntries;
+pub(crate) use entries::{AttendedEntries, EntryLimits};
 pub(crate) use parts::{DeviceLoads, PlannedRead, ReadPart, ReadPriority};
 pub(crate) use section::{Section, SectionAt};
 pub(crate) use select_request::Choice;

@@ -1,5 +1,6 @@
-//! The request of a selection: everything, given groups, or the groups that a query chooses under a budget.
+//! The request of a selection: everything, given groups or entries, or what a query chooses under a budget.
 
+use super::entries::GroupEntries;
 use crate::options::Budget;
 use crate::retrieval::{HeadAggregation, SelectorId};
 
@@ -10,6 +11,8 @@ pub(crate) enum Choice<'a> {
     Query(&'a [f32]),
     /// These groups, in rising order, and the tail.
     Groups(&'a [u64]),
+    /// These entries, in rising order of their groups, and the tail.
+    Entries(&'a [GroupEntries]),
     /// Everything that the layer attends to.
     All,
 }
@@ -49,6 +52,15 @@ impl<'a> SelectRequest<'a> {
     #[must_use]
     pub const fn groups(groups: &'a [u64]) -> Self {
         Self::new(Choice::Groups(groups))
+    }
+
+    /// Returns a request for these entries, in rising order of their groups, and the tail.
+    ///
+    /// Each KV head attends to tokens of its own, as methods with clusters per head need it. The block of a group is
+    /// read once, however many heads name it.
+    #[must_use]
+    pub const fn entries(entries: &'a [GroupEntries]) -> Self {
+        Self::new(Choice::Entries(entries))
     }
 
     /// Returns a request for everything that the layer attends to.

@@ -4,15 +4,16 @@
 //! 1. `Sequence::select` scores the summaries, chooses groups as its request says, and takes the tail.
 //! 2. It finds a [`GroupSource`] for each group: a buffer in memory, or a place on a device.
 //! 3. A read plans the groups on devices and reads their blocks.
-//! 4. Attention takes the groups, with the [`HeadMask`] and [`TokenMask`] of each, and the tail.
+//! 4. Attention takes the groups, with the [`AttendedEntries`] of each, and the tail.
 //!
 //! Invariants:
 //! - The groups are in rising order.
 //! - A selection never changes. Tokens that are appended later are not in it.
 //! - Its blocks stay readable until it is dropped, because a source refers to the buffer or the frame.
 
+use super::entries::AttendedEntries;
 use super::select_request::PlaneSet;
-use crate::attention::{HeadMask, TokenMask};
+use crate::attention::TokenMask;
 use crate::cache::{BlockCache, BlockKey};
 use crate::catalog::{FrameBody, GroupBuffer};
 use crate::layout::KvLayout;
@@ -43,11 +44,10 @@ pub(crate) enum KeySource {
     Rebuilt,
 }
 
-/// One selected group, with the KV heads and positions that take part.
+/// One selected group, with the entries that take part.
 pub(crate) struct SelectedGroup {
     pub(crate) group: u64,
-    pub(crate) heads: HeadMask,
-    pub(crate) positions: Option<TokenMask>,
+    pub(crate) entries: AttendedEntries,
     /// The block, or its V plane if the keys are not read.
     pub(crate) source: GroupSource,
     pub(crate) keys: KeySource,
@@ -159,20 +159,29 @@ impl Selection {
     #[must_use]
     pub fn tokens(&self) -> usize {
         let group = self.inner.group_tokens();
-        let units = self.inner.units.iter().map(|unit| unit.positions.map_or(group, TokenMask::len));
+        let units = self.inner.units.iter().map(|unit| unit.entries.tokens(group).len());
         let tail = self.inner.tail.as_ref().map_or(0, |tail| tail.positions.map_or(tail.tokens, TokenMask::len));
         units.sum::<usize>() + tail
     }
 
-    /// Returns the positions attended, in rising order.
+    /// Returns the positions that at least one KV head attends to, in rising order.
     pub fn positions(&self) -> impl Iterator<Item = u64> + '_ {
-        let group = self.inner.group_tokens() as u64;
-        let units = self.inner.units.iter().map(move |unit| (unit.group * group, unit.positions, group as usize));
-        let sealed = self.inner.length / group * group;
-        let tail = self.inner.tail.iter().map(move |tail| (sealed, tail.positions, tail.tokens));
-        units.chain(tail).flat_map(|(first, positions, tokens)| {
-            positions.unwrap_or(TokenMask::all(tokens)).iter().map(move |at| first + at as u64)
-        })
+        self.masks(AttendedEntries::tokens)
+    }
+
+    /// Returns the positions that one KV head attends to, in rising order.
+    pub fn entries(&self, kv_head: usize) -> impl Iterator<Item = u64> + '_ {
+        self.masks(move |entries, tokens| entries.tokens_of(kv_head, tokens))
+    }
+
+    /// Returns the positions in the mask of each group and of the tail. All heads attend to the tail.
+    fn masks(&self, of: impl Fn(&AttendedEntries, usize) -> TokenMask) -> impl Iterator<Item = u64> {
+        let group = self.inner.group_tokens();
+        let units = self.inner.units.iter().map(move |unit| (unit.group * group as u64, of(&unit.entries, group)));
+        let sealed = self.inner.length / group as u64 * group as u64;
+        let tail = self.inner.tail.iter();
+        let tail = tail.map(move |tail| (sealed, tail.positions.unwrap_or(TokenMask::all(tail.tokens))));
+        units.chain(tail).flat_map(|(first, mask)| mask.iter().map(move |at| first + at as u64))
     }
 
     /// Returns the selected groups, in rising order.

@@ -11,8 +11,7 @@ use crate::attention::{AttentionShape, HeadMask, KvBlock, Partial, Query, Worksp
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::lease::Lease;
-use crate::plan::ReadPart;
-use crate::plan::{KeySource, Selection, SelectionInner};
+use crate::plan::{AttendedEntries, KeySource, ReadPart, Selection, SelectionInner};
 use std::sync::Arc;
 
 /// Options of attention.
@@ -126,6 +125,7 @@ impl<'a> Attending<'a> {
         self.rebuild(part);
         self.decode(part, buffer)?;
         let tokens = self.view.group_tokens();
+        let heads = HeadMask::all(usize::from(self.view.layout.kv_layer(self.view.layer)?.kv_heads));
         let mut rebuilt = self.keys.chunks_exact(self.view.layout.plain_block(self.view.layer).key_bytes);
         let mut decoded = &self.decoded[..];
         let mut blocks = Vec::with_capacity(part.units.len());
@@ -148,7 +148,14 @@ impl<'a> Attending<'a> {
                 KeySource::Rebuilt => rebuilt.next().unwrap_or_default(),
                 KeySource::Absent => return Err(not_there("K plane in a selection of values only")),
             };
-            blocks.push(KvBlock { k, v, group_tokens: tokens, tokens, heads: unit.heads, positions: unit.positions });
+            let block = KvBlock { k, v, group_tokens: tokens, tokens, heads, positions: None };
+            match &unit.entries {
+                AttendedEntries::AllHeads(positions) => blocks.push(KvBlock { positions: *positions, ..block }),
+                AttendedEntries::PerHead(items) => {
+                    let own = |&(heads, tokens)| KvBlock { heads, positions: Some(tokens), ..block };
+                    blocks.extend(items.iter().map(own));
+                }
+            }
         }
         self.part.reset();
         self.part.add_all(&self.query, &blocks, &mut self.workspace)?;

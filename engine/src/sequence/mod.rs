@@ -63,6 +63,7 @@ mod tests;
 mod token_ids;
 mod truncate;
 
+pub use crate::plan::GroupEntries;
 pub(crate) use adapter::{adapter_meta, load_adapter, write_adapter};
 pub use handle::Sequence;
 pub(crate) use open::load;

@@ -12,14 +12,14 @@ use super::errors::lost_group;
 use super::handle::Sequence;
 use super::layer::LayerState;
 use super::span::Span;
-use crate::attention::{HeadMask, MAX_Q_HEADS};
+use crate::attention::MAX_Q_HEADS;
 use crate::catalog::{BlockPlace, Extent, Source};
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::dot_fn;
 use crate::log::Tail;
 use crate::plan::{
-    Choice, GroupSource, KeySource, PlaneSet, SelectOptions, SelectRequest, SelectedGroup, SelectedTail, Selection,
-    SelectionInner,
+    AttendedEntries, Choice, EntryLimits, GroupEntries, GroupSource, KeySource, PlaneSet, SelectOptions, SelectRequest,
+    SelectedGroup, SelectedTail, Selection, SelectionInner,
 };
 use crate::retrieval::choose;
 use crate::retrieval::{KeptOutliers, MinMax, upper_bounds};
@@ -28,7 +28,8 @@ use std::sync::Arc;
 use stratakv_format::DType;
 
 impl Sequence {
-    /// Selects what a step attends to in `layer`: the groups that a query chooses, given groups, or everything.
+    /// Selects what a step attends to in `layer`: the groups that a query chooses, given groups or entries, or
+    /// everything.
     ///
     /// A query `[q_heads, key_dim]` ranks groups by the upper bound of their scores, summed over the query heads
     /// (min/max summaries; Quest), or by the [selector](SelectRequest::selector) of the request. The tail is always
@@ -71,6 +72,9 @@ impl Sequence {
     ///
     /// Groups: [`ErrorKind::InvalidArgument`]: groups out of order, or outside of the layer's window.
     ///
+    /// Entries: [`ErrorKind::InvalidArgument`]: as for groups. Also a head or token that the layer does not have, an
+    /// item without heads or tokens, or a head that is named twice for a group.
+    ///
     /// If summaries are [streamed](crate::SummaryResidency::Streamed): [`ErrorKind::MemoryLimit`], [`ErrorKind::Busy`]:
     /// no memory for the records of the layer within ten seconds. If records are damaged, errors of reading the keys.
     pub fn select(&self, layer: usize, request: SelectRequest<'_>) -> Result<Selection> {
@@ -83,6 +87,7 @@ impl Sequence {
                 Err(Error::new(ErrorKind::InvalidArgument, text))
             }
             (Choice::Groups(groups), None) => self.select_groups(layer, groups, planes),
+            (Choice::Entries(entries), None) => self.select_entries(layer, entries, planes),
             (Choice::All, None) => {
                 let state = self.layer(layer)?;
                 let span = Span::of(state, self.identity.layout.group_tokens());
@@ -154,6 +159,25 @@ impl Sequence {
         self.selection(state, &span, groups, planes)
     }
 
+    fn select_entries(&self, layer: usize, entries: &[GroupEntries], planes: PlaneSet) -> Result<Selection> {
+        let state = self.layer(layer)?;
+        let group_tokens = self.identity.layout.group_tokens();
+        let span = Span::of(state, group_tokens);
+        let limits = EntryLimits {
+            kv_heads: usize::from(state.geometry().kv_heads),
+            group_tokens,
+            groups: span.groups.clone(),
+            first_token: span.first_token,
+        };
+        let (groups, attended) = limits.check(entries).map_err(|e| e.during(format!("layer {layer}")))?;
+        let mut selection = self.selection(state, &span, &groups, planes)?;
+        // The selection is new, so nothing else refers to it.
+        if let Some(inner) = Arc::get_mut(&mut selection.inner) {
+            inner.units.iter_mut().zip(attended).for_each(|(unit, entries)| unit.entries = entries);
+        }
+        Ok(selection)
+    }
+
     /// Selects groups without the tail, whatever the layer's window is.
     ///
     /// # Errors
@@ -223,12 +247,12 @@ impl Sequence {
             let text = format!("select: layer {} has no V plane: its values are a part of the keys", state.index());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let heads = HeadMask::all(usize::from(state.geometry().kv_heads));
         let mut units = Vec::with_capacity(chosen.len());
         for (&group, extent) in chosen.iter().zip(state.table().find_all(chosen)) {
             let source = source(state, group, extent)?;
             let keys = KeySource::Stored;
-            let mut unit = SelectedGroup { group, heads, positions: span.positions(group), source, keys };
+            let entries = AttendedEntries::AllHeads(span.positions(group));
+            let mut unit = SelectedGroup { group, entries, source, keys };
             match planes {
                 PlaneSet::KeysAndValues => {}
                 PlaneSet::ValuesOnly => unit.leave_keys(state.block(), KeySource::Absent),
