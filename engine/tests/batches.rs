@@ -5,48 +5,24 @@
 //! - Device threads are shared and pinned as the options ask.
 
 use std::future::Future;
-use std::os::unix::fs::DirBuilderExt;
-use std::path::Path;
 use std::pin::pin;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 use stratakv::options::DriverChoice;
-use stratakv::{
-    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, ReadBatch, SelectRequest, Sequence, Store, StoreOptions,
-    TensorView,
-};
+use stratakv::{ByteSize, CreateOptions, ErrorKind, ReadBatch, SelectRequest, Sequence, Store, StoreOptions};
+use stratakv_testing::rng::Rng;
+use stratakv_testing::scratch::{device_dirs, skipped};
+use stratakv_testing::{GroupPattern, TestStore};
 
-const HEADS: usize = 2;
-const DIM: usize = 128;
-const GROUP: usize = 8;
+const PATTERN: GroupPattern = GroupPattern { heads: 2, dim: 128, group: 8 };
 const GROUPS: u64 = 2048;
 
-/// Writes a sequence in which every element of a group is its number, so that bytes of another group are noticed.
 fn filled(store: &Store) -> Sequence {
     filled_with(store, 1)
 }
 
 fn filled_with(store: &Store, copies: u8) -> Sequence {
-    let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let mut sequence =
-        store.create_sequence(&layout.build().unwrap(), CreateOptions::new().key("k").copies(copies)).unwrap();
-    for group in 0..GROUPS {
-        let row = vec![group as f32; GROUP * HEADS * DIM];
-        let view = TensorView::token_major(&row, GROUP, HEADS, DIM);
-        sequence.append(0, view, view).unwrap();
-    }
-    sequence.commit(Durability::Sync).unwrap();
-    sequence
-}
-
-fn check(batch: &ReadBatch, chosen: &[u64]) {
-    let blocks = batch.get(0).unwrap();
-    for (nth, group) in chosen.iter().enumerate() {
-        let wanted = half::f16::from_f32(*group as f32).to_le_bytes();
-        let (keys, values) = blocks.group(nth).unwrap();
-        let same = |plane: &[u8]| plane.as_chunks::<2>().0.iter().all(|element| *element == wanted);
-        assert!(same(&keys) && same(&values), "group {group} holds something else");
-    }
+    PATTERN.write(store, CreateOptions::new().key("k").copies(copies), GROUPS)
 }
 
 /// Lets one test run at a time, because one of them counts the descriptors of the process.
@@ -62,8 +38,7 @@ fn descriptors() -> usize {
 #[test]
 fn an_event_loop_learns_of_a_read_by_eventfd() {
     let _alone = alone();
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(options());
     let sequence = filled(&store);
     let events = std::sync::Arc::new(stratakv::read::EventWaker::new().unwrap());
     let waker = Waker::from(std::sync::Arc::clone(&events));
@@ -82,35 +57,26 @@ fn an_event_loop_learns_of_a_read_by_eventfd() {
                 }
             }
         };
-        check(&batch, &chosen);
+        PATTERN.check(&batch, 0, &chosen);
     }
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, n: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % n
-    }
-
-    fn groups(&mut self) -> Vec<u64> {
-        let mut chosen: Vec<u64> = (0..1 + self.below(48)).map(|_| self.below(GROUPS)).collect();
-        chosen.sort_unstable();
-        chosen.dedup();
-        chosen
-    }
+fn random_groups(rng: &mut Rng) -> Vec<u64> {
+    let mut chosen: Vec<u64> = (0..1 + rng.below(48)).map(|_| rng.next_u64() % GROUPS).collect();
+    chosen.sort_unstable();
+    chosen.dedup();
+    chosen
 }
 
 fn churn(store: &Store, sequence: &Sequence, seed: u64, batches: u64) -> [u64; 5] {
-    let mut random = Random(seed);
+    let mut rng = Rng(seed);
     let mut kept: Vec<(ReadBatch, Vec<u64>)> = Vec::new();
     let mut seen = [0; 5];
     for _ in 0..batches {
-        let chosen = random.groups();
+        let chosen = random_groups(&mut rng);
         let view = sequence.select(0, SelectRequest::groups(&chosen)).unwrap();
-        let way = random.below(5);
-        seen[way as usize] += 1;
+        let way = rng.below(5);
+        seen[way] += 1;
         let batch = match way {
             0 => Some(store.read(&[&view]).wait().unwrap()),
             1 => Some(store.read(&[&view]).submit().unwrap().wait().unwrap()),
@@ -119,7 +85,7 @@ fn churn(store: &Store, sequence: &Sequence, seed: u64, batches: u64) -> [u64; 5
                 None
             }
             3 => {
-                let deadline = Instant::now() + Duration::from_micros(random.below(300));
+                let deadline = Instant::now() + Duration::from_micros(rng.next_u64() % 300);
                 match store.read(&[&view]).submit().unwrap().wait_deadline(Some(deadline)) {
                     Ok(batch) => Some(batch),
                     Err(e) => {
@@ -136,22 +102,22 @@ fn churn(store: &Store, sequence: &Sequence, seed: u64, batches: u64) -> [u64; 5
             }
         };
         if let Some(batch) = batch {
-            check(&batch, &chosen);
-            if random.below(3) == 0 {
+            PATTERN.check(&batch, 0, &chosen);
+            if rng.below(3) == 0 {
                 kept.push((batch, chosen));
             }
         }
         // Buffers that are held while cancelled reads complete must keep their bytes.
         if kept.len() > 12 {
-            kept.drain(..).for_each(|(batch, chosen)| check(&batch, &chosen));
+            kept.drain(..).for_each(|(batch, chosen)| PATTERN.check(&batch, 0, &chosen));
         }
     }
-    kept.iter().for_each(|(batch, chosen)| check(batch, chosen));
+    kept.iter().for_each(|(batch, chosen)| PATTERN.check(batch, 0, chosen));
     seen
 }
 
-fn options(dir: &Path) -> StoreOptions {
-    Store::options().device(dir).memory_limit(ByteSize::mib(24))
+fn options() -> StoreOptions {
+    Store::options().memory_limit(ByteSize::mib(24))
 }
 
 /// Returns every driver of this build.
@@ -191,10 +157,7 @@ fn batches() -> u64 {
 fn batches_leak_nothing(driver: DriverChoice, copies: u8, devices: u8, threads: Option<usize>) {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let dirs: Vec<_> = (0..devices).map(|device| dir.path().join(device.to_string())).collect();
-    for own in &dirs {
-        std::fs::DirBuilder::new().mode(0o700).create(own).unwrap();
-    }
+    let dirs = device_dirs(dir.path(), devices.into());
     let options = || {
         let options = Store::options().memory_limit(ByteSize::mib(24)).driver(driver).hedge_percentile(Some(0.5));
         let options = dirs.iter().fold(options, |options, own| options.device(own));
@@ -239,7 +202,7 @@ fn check_all(store: &Store, sequence: &Sequence) {
     let view = sequence.select(0, SelectRequest::groups(&all)).unwrap();
     let batch =
         store.read(&[&view]).submit().unwrap().wait_deadline(Some(Instant::now() + Duration::from_secs(20))).unwrap();
-    check(&batch, &all);
+    PATTERN.check(&batch, 0, &all);
 }
 
 /// Returns the kernel's status of the threads of this process that serve devices.
@@ -253,13 +216,8 @@ fn device_threads() -> Vec<String> {
 fn devices_share_as_many_threads_as_there_may_be() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let of = |first: usize| {
-        (first..first + 3).fold(Store::options().memory_limit(ByteSize::mib(24)), |options, device| {
-            let own = dir.path().join(device.to_string());
-            std::fs::DirBuilder::new().mode(0o700).create(&own).unwrap();
-            options.device(own)
-        })
-    };
+    let dirs = device_dirs(dir.path(), 9);
+    let of = |first: usize| dirs[first..first + 3].iter().fold(options(), |options, dir| options.device(dir));
     // The kernel lists a thread for a moment after its end.
     let devices = |wanted: usize| {
         let now = || device_threads().iter().filter(|status| is_of_a_device(status)).count();
@@ -283,7 +241,7 @@ fn devices_share_as_many_threads_as_there_may_be() {
         store.close().unwrap();
         assert_eq!(devices(before), before, "none is left");
     }
-    let refused = options(dir.path()).shard_threads(0).open().unwrap_err();
+    let refused = options().device(dir.path()).shard_threads(0).open().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Configuration);
 }
 
@@ -301,17 +259,17 @@ fn device_threads_stay_on_the_cpus_of_a_node() {
     };
     for driver in [DriverChoice::Auto, DriverChoice::Posix] {
         let dir = tempfile::tempdir().unwrap();
-        let store = options(dir.path()).driver(driver).shard_nodes([0]).open().unwrap();
+        let store = options().device(dir.path()).driver(driver).shard_nodes([0]).open().unwrap();
         let statuses = device_threads();
         let allowed = format!("\nCpus_allowed_list:\t{}\n", cpus.trim());
         assert!(statuses.iter().any(|status| is_of_a_device(status) && status.contains(&allowed)), "{statuses:?}");
         store.close().unwrap();
     }
     let dir = tempfile::tempdir().unwrap();
-    let refused = options(dir.path()).shard_nodes([4321]).open().unwrap_err();
+    let refused = options().device(dir.path()).shard_nodes([4321]).open().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Configuration);
     assert!(refused.to_string().contains("NUMA node 4321"), "{refused}");
-    let refused = options(dir.path()).shard_nodes([0]).shard_cpus([0]).open().unwrap_err();
+    let refused = options().device(dir.path()).shard_nodes([0]).shard_cpus([0]).open().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Configuration);
 }
 
@@ -319,7 +277,7 @@ fn device_threads_stay_on_the_cpus_of_a_node() {
 fn device_threads_stay_on_their_cpus() {
     let _alone = alone();
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).shard_cpus([0]).open().unwrap();
+    let store = options().device(dir.path()).shard_cpus([0]).open().unwrap();
     let is_pinned = |device: u16| {
         device_threads().iter().any(|status| {
             status.starts_with(&format!("Name:\tstratakv-{device}\n")) && status.contains("\nCpus_allowed_list:\t0\n")
@@ -332,7 +290,7 @@ fn device_threads_stay_on_their_cpus() {
     assert!(is_pinned(joined), "the thread of the device that joined is not on CPU 0 alone");
     store.close().unwrap();
     let third = tempfile::tempdir().unwrap();
-    let refused = options(third.path()).shard_cpus([1023]).open().unwrap_err();
+    let refused = options().device(third.path()).shard_cpus([1023]).open().unwrap_err();
     assert_eq!(refused.kind(), ErrorKind::Configuration);
     assert!(refused.to_string().contains("CPU 1023"), "{refused}");
 }
@@ -340,8 +298,7 @@ fn device_threads_stay_on_their_cpus() {
 #[test]
 fn waiting_at_a_device_is_measured() {
     let _alone = alone();
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(options());
     let sequence = filled(&store);
     let before = store.status().devices[0].counters;
     assert!(before.other_batches > 0, "writes are batches too");
@@ -352,11 +309,4 @@ fn waiting_at_a_device_is_measured() {
     let after = store.status().devices[0].counters;
     assert_eq!(after.demand_batches - before.demand_batches, 20);
     assert!(after.demand_queue_us < 60_000_000, "microseconds, not something else: {}", after.demand_queue_us);
-}
-
-/// Prints what a test left out. Writes to the standard error itself, because the test runner hides what passing tests
-/// print.
-fn skipped(why: impl std::fmt::Display) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

@@ -5,12 +5,13 @@
 //! - The capacity is part of the memory limit.
 
 use proptest::prelude::*;
-use std::path::Path;
-use stratakv::options::{CacheOptions, CachePolicy, DriverChoice};
+use stratakv::options::{CacheOptions, CachePolicy};
 use stratakv::{
     ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Selection, Sequence, Store,
-    StoreOptions, TensorView, attend,
+    TensorView, attend,
 };
+use stratakv_testing::rng::Rng;
+use stratakv_testing::{TestStore, medium, uniform_layout};
 
 const HEADS: usize = 2;
 const DIM: usize = 128;
@@ -18,28 +19,12 @@ const GROUP: usize = 4;
 const COST: CachePolicy = CachePolicy::CostEffective { base_us: 80, mib_per_s: 1000 };
 const POLICIES: [CachePolicy; 4] = [CachePolicy::Fifo, CachePolicy::Lru, COST, CachePolicy::S3Fifo];
 
-fn options(dir: &Path) -> StoreOptions {
-    let options = Store::options().device(dir).memory_limit(ByteSize::mib(48)).driver(DriverChoice::Posix);
-    options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(256))
-}
-
-fn layout() -> KvLayout {
-    let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16);
-    layout.group_tokens(GROUP as u16).build().unwrap()
-}
-
 /// Appends tokens whose keys and values depend on `seed`.
 fn append(sequence: &mut Sequence, tokens: usize, seed: u64) {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut element = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state % 2000) as f32 / 1000.0 - 1.0
-    };
+    let mut rng = Rng(seed);
     for layer in 0..2 {
-        let keys: Vec<f32> = (0..tokens * HEADS * DIM).map(|_| element()).collect();
-        let values: Vec<f32> = (0..tokens * HEADS * DIM).map(|_| element()).collect();
+        let keys: Vec<f32> = (0..tokens * HEADS * DIM).map(|_| rng.unit()).collect();
+        let values: Vec<f32> = (0..tokens * HEADS * DIM).map(|_| rng.unit()).collect();
         let view = |data| TensorView::token_major(data, tokens, HEADS, DIM);
         sequence.append(layer, view(&keys), view(&values)).unwrap();
     }
@@ -69,11 +54,11 @@ proptest! {
         ),
         policy in 0_usize..4,
     ) {
-        let dir = tempfile::tempdir().unwrap();
         let cache = CacheOptions::new(ByteSize::mib(2)).policy(POLICIES[policy]);
-        let store = options(dir.path()).open().unwrap();
-        let mut cached = store.create_sequence(&layout(), CreateOptions::new().key("cached")).unwrap();
-        let mut plain = store.create_sequence(&layout(), CreateOptions::new().key("plain")).unwrap();
+        let store = TestStore::new(medium());
+        let layout = uniform_layout(2, HEADS, DIM, GROUP);
+        let mut cached = store.create_sequence(&layout, CreateOptions::new().key("cached")).unwrap();
+        let mut plain = store.create_sequence(&layout, CreateOptions::new().key("plain")).unwrap();
         // Two layers have 240 groups of 4 KiB, of which less than half fit.
         for sequence in [&mut cached, &mut plain] {
             append(sequence, 120 * GROUP, 1);
@@ -108,10 +93,10 @@ proptest! {
 #[test]
 fn what_was_read_is_not_read_again() {
     for policy in POLICIES {
-        let dir = tempfile::tempdir().unwrap();
         let cache = CacheOptions::new(ByteSize::mib(8)).policy(policy);
-        let store = options(dir.path()).cache(cache).open().unwrap();
-        let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("s")).unwrap();
+        let store = TestStore::new(medium().cache(cache));
+        let mut sequence =
+            store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new().key("s")).unwrap();
         append(&mut sequence, 100 * GROUP, 1);
         sequence.commit(Durability::Sync).unwrap();
         drop(sequence);
@@ -132,10 +117,10 @@ fn what_was_read_is_not_read_again() {
 
 #[test]
 fn a_new_sequence_in_recycled_space_hits_nothing_of_the_old() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(8))).open().unwrap();
+    let store = TestStore::new(medium().cache(CacheOptions::new(ByteSize::mib(8))));
     for round in 0..6 {
-        let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("k")).unwrap();
+        let mut sequence =
+            store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new().key("k")).unwrap();
         append(&mut sequence, 300 * GROUP, round);
         sequence.commit(Durability::Sync).unwrap();
         drop(sequence);
@@ -156,12 +141,11 @@ fn a_new_sequence_in_recycled_space_hits_nothing_of_the_old() {
 
 #[test]
 fn the_capacity_is_taken_off_the_limit_and_given_back() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(8))).open().unwrap();
+    let mut store = TestStore::new(medium().cache(CacheOptions::new(ByteSize::mib(8))));
     let held = |store: &Store| store.status().memory.used_bytes;
     let before = held(&store);
     assert!(before >= 8 << 20);
-    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new()).unwrap();
     sequence.set_cache(Some(CacheOptions::new(ByteSize::mib(16)))).unwrap();
     assert!(held(&store) >= before + (16 << 20));
     let error = sequence.set_cache(Some(CacheOptions::new(ByteSize::mib(64)))).unwrap_err();
@@ -171,15 +155,14 @@ fn the_capacity_is_taken_off_the_limit_and_given_back() {
     assert_eq!(error.kind(), ErrorKind::Configuration);
     drop(sequence);
     assert_eq!(held(&store), before);
-    drop(store);
-    let error = options(dir.path()).cache(CacheOptions::new(ByteSize::gib(1))).open().unwrap_err();
+    store.close().unwrap();
+    let error = store.options().cache(CacheOptions::new(ByteSize::gib(1))).open().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::MemoryLimit);
 }
 
 #[test]
 fn blocks_of_several_sizes_share_a_cache() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(2))).open().unwrap();
+    let store = TestStore::new(medium().cache(CacheOptions::new(ByteSize::mib(2))));
     let mut sequences = Vec::new();
     for (index, group) in [4_u16, 20, 36].into_iter().enumerate() {
         let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(group);
@@ -205,10 +188,10 @@ fn blocks_of_several_sizes_share_a_cache() {
 
 #[test]
 fn a_reader_beside_the_writer_begins_no_step_of_its_own() {
-    let dir = tempfile::tempdir().unwrap();
     let cache = CacheOptions::new(ByteSize::mib(2)).policy(COST);
-    let store = options(dir.path()).cache(cache).open().unwrap();
-    let mut writer = store.create_sequence(&layout(), CreateOptions::new().key("s")).unwrap();
+    let store = TestStore::new(medium().cache(cache));
+    let mut writer =
+        store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new().key("s")).unwrap();
     append(&mut writer, 500 * GROUP, 1);
     writer.commit(Durability::Sync).unwrap();
     drop(writer);
@@ -236,10 +219,9 @@ fn a_reader_beside_the_writer_begins_no_step_of_its_own() {
 fn dense_first_layers_stay_where_they_fit() {
     const LAYERS: u16 = 4;
     const GROUPS: u64 = 300;
-    let dir = tempfile::tempdir().unwrap();
     // The dense layer takes 1.2 MiB of the cache. A step uses 2.3 MiB in all.
     let cache = CacheOptions::new(ByteSize::mib(2)).policy(COST);
-    let store = options(dir.path()).cache(cache).open().unwrap();
+    let store = TestStore::new(medium().cache(cache));
     let layout = KvLayout::builder().layers(LAYERS).kv_heads(HEADS as u16).head_dim(DIM as u16);
     let layout = layout.group_tokens(GROUP as u16).build().unwrap();
     let mut sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();

@@ -1,12 +1,13 @@
 //! Contention for handles, keys and memory. It must neither damage the store nor block it.
 
-use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 use std::time::Duration;
 use stratakv::{
     ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence, Store,
     StoreOptions, StoredSummary, TensorView,
 };
+use stratakv_testing::scratch::device_dirs;
+use stratakv_testing::uniform_layout;
 
 /// Makes two tests of each function: on one device, and on three devices that one thread serves.
 macro_rules! on_devices {
@@ -30,17 +31,10 @@ on_devices!(
 );
 
 fn options(dir: &Path, devices: usize) -> StoreOptions {
-    let options = (0..devices).fold(Store::options(), |options, device| {
-        let own = dir.join(device.to_string());
-        std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&own).unwrap();
-        options.device(own)
-    });
+    let dirs = device_dirs(dir, devices);
+    let options = dirs.iter().fold(Store::options(), |options, dir| options.device(dir));
     let options = options.memory_limit(ByteSize::mib(32)).shard_threads(1);
     options.segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(256))
-}
-
-fn layout(layers: u16) -> KvLayout {
-    KvLayout::builder().layers(layers).kv_heads(2).head_dim(16).group_tokens(4).build().unwrap()
 }
 
 fn append(sequence: &mut Sequence, layer: usize, tokens: usize) {
@@ -54,13 +48,13 @@ fn a_key_of_a_lazy_commit_in_progress_is_taken(devices: usize) {
     let store = options(dir.path(), devices).lazy_delay(Duration::from_millis(1)).open().unwrap();
     for round in 0..60_u32 {
         let key = format!("key {round}");
-        let mut first = store.create_sequence(&layout(1), CreateOptions::new().key(&key)).unwrap();
+        let mut first = store.create_sequence(&uniform_layout(1, 2, 16, 4), CreateOptions::new().key(&key)).unwrap();
         append(&mut first, 0, 5);
         first.commit(Durability::Lazy).unwrap();
         drop(first);
         // Sometimes the commit of the first sequence has left the queue but is not in the tables yet.
         std::thread::sleep(Duration::from_micros(u64::from(round) * 60));
-        let again = store.create_sequence(&layout(1), CreateOptions::new().key(&key));
+        let again = store.create_sequence(&uniform_layout(1, 2, 16, 4), CreateOptions::new().key(&key));
         assert_eq!(again.err().map(|e| e.kind()), Some(ErrorKind::AlreadyExists), "round {round}");
     }
     store.close().unwrap();
@@ -72,7 +66,7 @@ fn a_sequence_that_is_being_deleted_is_not_opened_again(devices: usize) {
     let store = options(dir.path(), devices).open().unwrap();
     for round in 0..40 {
         let durability = [Durability::Sync, Durability::Lazy, Durability::None][round % 3];
-        let mut sequence = store.create_sequence(&layout(1), CreateOptions::new().key("k")).unwrap();
+        let mut sequence = store.create_sequence(&uniform_layout(1, 2, 16, 4), CreateOptions::new().key("k")).unwrap();
         append(&mut sequence, 0, 9);
         sequence.commit(Durability::Sync).unwrap();
         std::thread::scope(|scope| {
@@ -111,7 +105,7 @@ fn commits_larger_than_a_fresh_manifest_get_room(devices: usize) {
 fn idle_buffers_make_room_for_sequences(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path(), devices).memory_limit(ByteSize::mib(8)).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1), CreateOptions::new().key("k")).unwrap();
+    let mut sequence = store.create_sequence(&uniform_layout(1, 2, 16, 4), CreateOptions::new().key("k")).unwrap();
     append(&mut sequence, 0, 40_000);
     sequence.commit(Durability::Sync).unwrap();
     let view = sequence.select(0, SelectRequest::all()).unwrap();
@@ -128,7 +122,7 @@ fn idle_buffers_make_room_for_sequences(devices: usize) {
 fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path(), devices).memory_limit(ByteSize::mib(12)).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1), CreateOptions::new()).unwrap();
+    let mut sequence = store.create_sequence(&uniform_layout(1, 2, 16, 4), CreateOptions::new()).unwrap();
     append(&mut sequence, 0, 80_000);
     sequence.commit(Durability::Sync).unwrap();
     let view = sequence.select(0, SelectRequest::all()).unwrap();
@@ -147,7 +141,7 @@ fn a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait(devices: usiz
 fn commits_need_no_memory_that_reads_hold(devices: usize) {
     let dir = tempfile::tempdir().unwrap();
     let store = options(dir.path(), devices).memory_limit(ByteSize::mib(8)).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1), CreateOptions::new().key("k")).unwrap();
+    let mut sequence = store.create_sequence(&uniform_layout(1, 2, 16, 4), CreateOptions::new().key("k")).unwrap();
     append(&mut sequence, 0, 40_000);
     sequence.commit(Durability::Sync).unwrap();
     append(&mut sequence, 0, 10);

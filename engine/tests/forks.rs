@@ -2,40 +2,25 @@
 //! all.
 
 use std::future::Future;
-use std::path::Path;
 use std::pin::pin;
 use std::task::{Context, Waker};
 use stratakv::options::CacheOptions;
 use stratakv::pipeline::Pipeline;
 use stratakv::{
-    AttendOptions, Budget, ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, ReadBatch, SelectRequest,
-    Selection, Sequence, Store, StoreOptions, TensorView,
+    AttendOptions, Budget, ByteSize, CreateOptions, OpenSequence, ReadBatch, SelectRequest, Selection, Sequence, Store,
 };
+use stratakv_testing::{GroupPattern, TestStore, medium};
 
 const HEADS: usize = 2;
 const DIM: usize = 128;
 const GROUP: usize = 4;
 const GROUPS: u64 = 200;
-/// A plane of f16.
-const PLANE: usize = HEADS * DIM * GROUP * 2;
+const PATTERN: GroupPattern = GroupPattern { heads: HEADS, dim: DIM, group: GROUP };
+const PLANE: usize = PATTERN.plane_bytes();
 
-fn options(dir: &Path) -> StoreOptions {
-    let options = Store::options().device(dir).memory_limit(ByteSize::mib(64)).gap_limit(ByteSize(0));
-    options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(128))
-}
-
-/// Writes a sequence in which every key element of a group is its number, and every value element its negative.
+/// Writes a sequence and opens it again, so that all of it is on devices.
 fn filled(store: &Store) -> Sequence {
-    let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new().key("s")).unwrap();
-    for group in 0..GROUPS {
-        let keys = vec![group as f32; GROUP * HEADS * DIM];
-        let values = vec![-(group as f32); GROUP * HEADS * DIM];
-        let view = |rows| TensorView::token_major(rows, GROUP, HEADS, DIM);
-        sequence.append(0, view(&keys), view(&values)).unwrap();
-    }
-    sequence.commit(Durability::Sync).unwrap();
-    drop(sequence);
+    drop(PATTERN.write(store, CreateOptions::new().key("s"), GROUPS));
     store.open_sequence("s", OpenSequence::new()).unwrap()
 }
 
@@ -46,22 +31,9 @@ fn family(store: &Store) -> Vec<Sequence> {
     std::iter::once(first).chain(forks).collect()
 }
 
-fn plane(element: f32) -> Vec<u8> {
-    half::f16::from_f32(element).to_le_bytes().repeat(PLANE / 2)
-}
-
-fn check(batch: &ReadBatch, index: usize, groups: &[u64]) {
-    let blocks = batch.get(index).unwrap();
-    for (nth, group) in groups.iter().enumerate() {
-        let (keys, values) = blocks.group(nth).unwrap();
-        assert!(keys == plane(*group as f32) && values == plane(-(*group as f32)), "group {group} of view {index}");
-    }
-}
-
 #[test]
 fn a_block_of_several_views_is_read_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let family = family(&store);
     let groups =
         |member: usize| -> Vec<u64> { (0..60).map(|at| at * 3 + u64::from(at % 10 == member as u64)).collect() };
@@ -73,7 +45,7 @@ fn a_block_of_several_views_is_read_once() {
     different.dedup();
     let bytes = different.len() as u64 * 2 * PLANE as u64;
     let brought = || store.status().devices.iter().map(|device| device.counters.read_bytes).sum::<u64>();
-    let all_right = |batch: &ReadBatch| (0..4).for_each(|at| check(batch, at, &groups(at)));
+    let all_right = |batch: &ReadBatch| (0..4).for_each(|at| PATTERN.check(batch, at, &groups(at)));
 
     let before = brought();
     let ticket = store.read(&refs).submit().unwrap();
@@ -92,7 +64,7 @@ fn a_block_of_several_views_is_read_once() {
     let ticket = store.read(&[&views[1], &views[1]]).submit().unwrap();
     assert_eq!(ticket.selected_bytes(), 60 * 2 * PLANE as u64);
     let batch = ticket.wait().unwrap();
-    (0..2).for_each(|at| check(&batch, at, &groups(1)));
+    (0..2).for_each(|at| PATTERN.check(&batch, at, &groups(1)));
 
     // Attention may start with any selection, here with the last.
     let query = vec![0.01; HEADS * DIM];
@@ -112,8 +84,7 @@ fn a_block_of_several_views_is_read_once() {
 
 #[test]
 fn a_cache_is_asked_once_for_a_block_of_several_views() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).cache(CacheOptions::new(ByteSize::mib(8))).open().unwrap();
+    let store = TestStore::new(medium().cache(CacheOptions::new(ByteSize::mib(8))));
     let family = family(&store);
     let groups: Vec<u64> = (0..50).map(|at| at * 4).collect();
     let views: Vec<Selection> = family.iter().map(|s| s.select(0, SelectRequest::groups(&groups)).unwrap()).collect();
@@ -123,7 +94,7 @@ fn a_cache_is_asked_once_for_a_block_of_several_views() {
         let bytes = ticket.selected_bytes();
         assert_eq!(bytes, if round == 0 { 50 * 2 * PLANE as u64 } else { 0 });
         let batch = ticket.wait().unwrap();
-        (0..4).for_each(|at| check(&batch, at, &groups));
+        (0..4).for_each(|at| PATTERN.check(&batch, at, &groups));
         let status = store.status().cache.unwrap();
         assert_eq!((status.misses, status.admitted, status.refused), (50, 50, 0));
         assert_eq!((status.hits, status.saved_bytes), (50 * round, 50 * round * 2 * PLANE as u64));
@@ -132,8 +103,7 @@ fn a_cache_is_asked_once_for_a_block_of_several_views() {
 
 #[test]
 fn a_pipeline_reads_a_block_of_several_sequences_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let family = family(&store);
     let views = |first: u64| -> Vec<Selection> {
         let groups: Vec<u64> = (0..40).map(|at| at * 4 + first).collect();
@@ -160,22 +130,21 @@ fn a_pipeline_reads_a_block_of_several_sequences_once() {
 
 #[test]
 fn what_is_wrong_in_one_view_is_not_in_the_others() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let mut store = TestStore::new(medium());
     drop(family(&store));
     store.close().unwrap();
     // The keys of group 7.
-    let files = std::fs::read_dir(dir.path().join("segments")).unwrap().map(|file| file.unwrap().path());
+    let files = std::fs::read_dir(store.dirs()[0].join("segments")).unwrap().map(|file| file.unwrap().path());
     let found = files.filter_map(|path| {
         let bytes = std::fs::read(&path).unwrap();
-        let at = bytes.chunks(512).position(|sector| sector == &plane(7.0)[..512])?;
+        let at = bytes.chunks(512).position(|sector| sector == &PATTERN.planes(7)[0][..512])?;
         Some((path, bytes, at * 512))
     });
     let [(path, mut bytes, at)] = found.collect::<Vec<_>>().try_into().unwrap();
     bytes[at + 77] ^= 4;
     std::fs::write(&path, &bytes).unwrap();
 
-    let store = options(dir.path()).open().unwrap();
+    store.reopen();
     let mut first = store.open_sequence("s", OpenSequence::new()).unwrap();
     let fork = first.fork().unwrap();
     let damaged = first.select(0, SelectRequest::groups(&[5, 7, 9])).unwrap();
@@ -184,7 +153,7 @@ fn what_is_wrong_in_one_view_is_not_in_the_others() {
     let views = [&damaged, &good, &bad_too];
     let checked = |batch: &ReadBatch| {
         assert_eq!(batch.get(0).map(|_| ()).unwrap_err().corruption().unwrap().code, "payload-checksum");
-        check(batch, 1, &[4, 9]);
+        PATTERN.check(batch, 1, &[4, 9]);
         assert_eq!(batch.get(2).map(|_| ()).unwrap_err().corruption().unwrap().code, "payload-checksum");
     };
     checked(&store.read(&views).submit().unwrap().wait().unwrap());

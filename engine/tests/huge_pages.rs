@@ -3,6 +3,7 @@
 
 use std::os::unix::fs::DirBuilderExt;
 use stratakv::{ByteSize, CreateOptions, Durability, KvLayout, SelectRequest, Store, TensorView};
+use stratakv_testing::scratch::skipped;
 
 const RESERVED: &str = "/proc/sys/vm/nr_hugepages";
 /// The slabs of the store, and some for other processes.
@@ -80,11 +81,4 @@ fn reserved_huge_pages_are_used() {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     drop(put_back);
-}
-
-/// Prints what a test left out. Writes to the standard error itself, because the test runner hides what passing tests
-/// print.
-fn skipped(why: impl std::fmt::Display) {
-    use std::io::Write;
-    let _ = writeln!(std::io::stderr(), "skipped: {why}");
 }

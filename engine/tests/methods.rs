@@ -2,28 +2,15 @@
 //! accounted for.
 
 use half::f16;
-use std::path::Path;
 use std::sync::Arc;
-use stratakv::metrics::Category;
 use stratakv::retrieval::{
     Adapter, HeadAggregation, KvSwap, LeoAm, LowRankAdapter, Oracle, Quest, SelectorId, aggregate,
 };
-use stratakv::{
-    Budget, ByteSize, CreateOptions, ErrorKind, KvLayout, SelectOptions, SelectRequest, Sequence, Store, StoreOptions,
-    TensorView,
-};
+use stratakv::{Budget, ByteSize, CreateOptions, ErrorKind, SelectOptions, SelectRequest, Sequence, TensorView};
+use stratakv_testing::{TestStore, medium, summary_bytes, uniform_layout};
 
 const DIM: usize = 16;
 const GROUP: usize = 4;
-
-fn options(dir: &Path) -> StoreOptions {
-    let options = Store::options().device(dir).memory_limit(ByteSize::mib(32));
-    options.segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(128))
-}
-
-fn layout(kv_heads: u16, key_dim: u16) -> KvLayout {
-    KvLayout::builder().layers(1).kv_heads(kv_heads).head_dim(key_dim).group_tokens(GROUP as u16).build().unwrap()
-}
 
 /// Appends groups. All key elements of a group are `level(group)`.
 fn append_levels(sequence: &mut Sequence, groups: std::ops::Range<usize>, level: impl Fn(usize) -> f32) {
@@ -34,11 +21,6 @@ fn append_levels(sequence: &mut Sequence, groups: std::ops::Range<usize>, level:
     }
 }
 
-fn summaries(store: &Store) -> usize {
-    let memory = store.status().memory;
-    memory.categories.iter().filter(|of| of.category == Category::Summaries).map(|of| of.used_bytes).sum()
-}
-
 fn groups(sequence: &Sequence, id: SelectorId, options: SelectOptions) -> Vec<u64> {
     let view = sequence.select(0, SelectRequest::query(&[1.0; DIM]).options(options).selector(id)).unwrap();
     view.groups().collect()
@@ -46,9 +28,8 @@ fn groups(sequence: &Sequence, id: SelectorId, options: SelectOptions) -> Vec<u6
 
 #[test]
 fn groups_that_are_always_selected_do_not_use_up_the_budget() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
+    let store = TestStore::new(medium());
+    let mut sequence = store.create_sequence(&uniform_layout(1, 1, DIM, GROUP), CreateOptions::new()).unwrap();
     let level = |group: usize| match group {
         95..100 => 4.0 + group as f32 / 100.0,
         50..55 => 2.0 + group as f32 / 100.0,
@@ -72,9 +53,8 @@ fn groups_that_are_always_selected_do_not_use_up_the_budget() {
 
 #[test]
 fn a_scale_that_is_not_positive_and_finite_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
+    let store = TestStore::new(medium());
+    let mut sequence = store.create_sequence(&uniform_layout(1, 1, DIM, GROUP), CreateOptions::new()).unwrap();
     append_levels(&mut sequence, 0..20, |group| group as f32);
     let id = sequence.attach(Arc::new(Oracle)).unwrap();
     for scale in [-1.0, 0.0, f32::NAN, f32::INFINITY] {
@@ -89,10 +69,9 @@ fn a_scale_that_is_not_positive_and_finite_is_refused() {
 
 #[test]
 fn a_selector_of_another_sequence_is_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let create = || {
-        let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
+        let mut sequence = store.create_sequence(&uniform_layout(1, 1, DIM, GROUP), CreateOptions::new()).unwrap();
         append_levels(&mut sequence, 0..20, |group| group as f32);
         sequence
     };
@@ -112,14 +91,13 @@ fn a_selector_of_another_sequence_is_refused() {
 
 #[test]
 fn a_detached_selector_leaves_the_others_and_no_memory() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
+    let store = TestStore::new(medium());
+    let mut sequence = store.create_sequence(&uniform_layout(1, 1, DIM, GROUP), CreateOptions::new()).unwrap();
     let level = |group: usize| ((group * 37) % 100) as f32 / 10.0;
     append_levels(&mut sequence, 0..100, level);
-    let before = summaries(&store);
+    let before = summary_bytes(&store);
     let oracle = sequence.attach(Arc::new(Oracle)).unwrap();
-    let with_oracle = summaries(&store);
+    let with_oracle = summary_bytes(&store);
     let quest = sequence.attach(Arc::new(Quest)).unwrap();
     let again = sequence.attach(Arc::new(Quest)).unwrap();
     let leoam = sequence.attach(Arc::new(LeoAm::default())).unwrap();
@@ -138,9 +116,9 @@ fn a_detached_selector_leaves_the_others_and_no_memory() {
     for id in [again, leoam] {
         sequence.detach(id).unwrap();
     }
-    assert_eq!(summaries(&store), before);
+    assert_eq!(summary_bytes(&store), before);
     let oracle = sequence.attach(Arc::new(Oracle)).unwrap();
-    assert_eq!(summaries(&store), with_oracle);
+    assert_eq!(summary_bytes(&store), with_oracle);
     assert_eq!(groups(&sequence, oracle, options).len(), 10);
 }
 
@@ -181,25 +159,24 @@ fn wide() -> Arc<Adapter> {
 
 #[test]
 fn an_adapter_is_in_the_account_once() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let create = || store.create_sequence(&layout(8, 128), CreateOptions::new()).unwrap();
-    let (before, adapter) = (summaries(&store), wide());
+    let store = TestStore::new(medium().memory_limit(ByteSize::mib(32)));
+    let create = || store.create_sequence(&uniform_layout(1, 8, 128, GROUP), CreateOptions::new()).unwrap();
+    let (before, adapter) = (summary_bytes(&store), wide());
     assert_eq!(adapter.bytes(), 1024 * 128 * 4);
     let mut sequences = Vec::new();
     for _ in 0..3 {
         let mut sequence = create();
         sequence.attach(Arc::new(KvSwap::new(Arc::clone(&adapter)))).unwrap();
         sequences.push(sequence);
-        let more = summaries(&store) - before;
+        let more = summary_bytes(&store) - before;
         assert!((512 << 10..600 << 10).contains(&more), "{} sequences: {more} bytes", sequences.len());
     }
     // Another adapter of the same numbers takes memory of its own.
     let mut sequence = create();
     sequence.attach(Arc::new(KvSwap::new(wide()))).unwrap();
-    assert!(summaries(&store) - before >= 1 << 20);
+    assert!(summary_bytes(&store) - before >= 1 << 20);
     drop((sequence, sequences));
-    assert_eq!(summaries(&store), before);
+    assert_eq!(summary_bytes(&store), before);
     // An adapter for which the memory does not suffice is refused.
     let many = (0..70).map(|_| wide()).collect::<Vec<_>>();
     let mut sequences = Vec::new();
@@ -212,15 +189,14 @@ fn an_adapter_is_in_the_account_once() {
 
 #[test]
 fn memory_that_is_given_up_leaves_the_account() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, DIM as u16), CreateOptions::new()).unwrap();
-    let before = summaries(&store);
+    let store = TestStore::new(medium());
+    let mut sequence = store.create_sequence(&uniform_layout(1, 1, DIM, GROUP), CreateOptions::new()).unwrap();
+    let before = summary_bytes(&store);
     sequence.attach(Arc::new(Oracle)).unwrap();
     append_levels(&mut sequence, 0..2000, |group| group as f32 / 100.0);
-    let full = summaries(&store) - before;
+    let full = summary_bytes(&store) - before;
     assert!(full >= 2000 * GROUP * DIM * 2);
     sequence.truncate(0).unwrap();
-    let left = summaries(&store) - before;
+    let left = summary_bytes(&store) - before;
     assert!(left <= full / 16, "{left} of {full} bytes after nothing was left");
 }

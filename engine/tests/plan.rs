@@ -2,28 +2,26 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use stratakv::{
-    ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, SelectRequest, Sequence, Store, TensorView,
-};
+use stratakv::{ByteSize, CreateOptions, Durability, OpenSequence, SelectRequest, Sequence, Store};
+use stratakv_testing::GroupPattern;
 
-const HEADS: usize = 2;
 const GROUPS: u64 = 600;
 /// The groups that are on devices. Later groups may be in memory, because commits of few tokens gather there.
 const ON_DEVICES: u64 = GROUPS - 64;
 const PAGE: u64 = 4096;
-/// Group tokens and head dimension: blocks of 1, 4 and 24 KiB.
-const GEOMETRIES: [(usize, usize); 3] = [(4, 32), (8, 64), (24, 128)];
+/// Patterns with blocks of 1, 4 and 24 KiB.
+const PATTERNS: [GroupPattern; 3] = [
+    GroupPattern { heads: 2, dim: 32, group: 4 },
+    GroupPattern { heads: 2, dim: 64, group: 8 },
+    GroupPattern { heads: 2, dim: 128, group: 24 },
+];
 
-/// Writes a sequence of one layer with commits at the given groups. Each element is the number of its group. The
-/// sequence is opened again, so that all of it is on devices.
-fn filled(store: &Store, geometry: (usize, usize), commits: &BTreeSet<u64>) -> Sequence {
-    let (group, dim) = geometry;
-    let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(dim as u16).group_tokens(group as u16);
-    let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new().key("s")).unwrap();
+/// Writes a sequence of one layer with commits at the given groups. The sequence is
+/// opened again, so that all of it is on devices.
+fn filled(store: &Store, pattern: GroupPattern, commits: &BTreeSet<u64>) -> Sequence {
+    let mut sequence = store.create_sequence(&pattern.layout(), CreateOptions::new().key("s")).unwrap();
     for nth in 0..GROUPS {
-        let row = vec![nth as f32; group * HEADS * dim];
-        let view = TensorView::token_major(&row, group, HEADS, dim);
-        sequence.append(0, view, view).unwrap();
+        pattern.append(&mut sequence, nth);
         if commits.contains(&nth) {
             sequence.commit(Durability::Lazy).unwrap();
         }
@@ -48,13 +46,12 @@ proptest! {
     fn a_read_takes_what_was_selected_and_little_else(
         devices in 1_usize..4,
         narrow: bool,
-        geometry in 0_usize..GEOMETRIES.len(),
+        pattern in prop::sample::select(&PATTERNS[..]),
         commits in prop::collection::btree_set(0..GROUPS, 0..20),
         selections in prop::collection::vec(
             (prop::collection::btree_set(0..ON_DEVICES, 1..200), 0..ON_DEVICES, 0_u64..100), 1..12),
     ) {
-        let (group, dim) = GEOMETRIES[geometry];
-        let block = (2 * HEADS * group * dim * 2) as u64;
+        let block = 2 * pattern.plane_bytes() as u64;
         let root = tempfile::tempdir().unwrap();
         let options = Store::options().memory_limit(ByteSize::mib(64)).segment_bytes(ByteSize::mib(4));
         let options = (0..devices).fold(options, |options, nth| {
@@ -64,7 +61,7 @@ proptest! {
         });
         let options = if narrow { options.gap_limit(ByteSize(0)) } else { options };
         let store = options.frame_bytes(ByteSize::kib(512)).open().unwrap();
-        let sequence = filled(&store, GEOMETRIES[geometry], &commits);
+        let sequence = filled(&store, pattern, &commits);
         for (mut groups, first, run) in selections {
             // Some groups are scattered, some are adjacent.
             groups.extend(first..(first + run).min(ON_DEVICES));
@@ -83,15 +80,7 @@ proptest! {
             let gaps = if narrow { 0 } else { groups.len() as u64 * before.2.max(after.2) };
             let most = selected + requests * 2 * PAGE + gaps;
             prop_assert!((selected..=most).contains(&bytes), "{} bytes for {}", bytes, selected);
-            let blocks = batch.get(0).unwrap();
-            for (nth, group) in groups.iter().enumerate() {
-                let wanted = half::f16::from_f32(*group as f32).to_le_bytes();
-                let (keys, values) = blocks.group(nth).unwrap();
-                for plane in [keys, values] {
-                    prop_assert_eq!(plane.len() as u64, block / 2);
-                    prop_assert!(plane.as_chunks::<2>().0.iter().all(|element| *element == wanted), "group {}", group);
-                }
-            }
+            pattern.check(&batch, 0, &groups);
         }
         // Adjacent blocks share a request, up to parts of at most 256 KiB and the ends of frames.
         let all = sequence.select(0, SelectRequest::all()).unwrap();

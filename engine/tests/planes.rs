@@ -1,11 +1,12 @@
 //! Values that are read without keys: half the bytes, with checksums of their own, never taken for whole blocks.
 
-use std::path::Path;
 use stratakv::options::CacheOptions;
 use stratakv::{
     Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneSet, SelectOptions,
-    SelectRequest, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
+    SelectRequest, Sequence, StoredSummary, TensorView, attend,
 };
+use stratakv_testing::rng::noise;
+use stratakv_testing::{TestStore, medium, read_bytes};
 
 const HEADS: usize = 2;
 const DIM: usize = 128;
@@ -13,25 +14,9 @@ const GROUP: usize = 8;
 /// The bytes of a plane in f16: one page.
 const PLANE: usize = HEADS * DIM * GROUP * 2;
 
-fn options(dir: &Path) -> StoreOptions {
-    let options = Store::options().device(dir).memory_limit(ByteSize::mib(48)).gap_limit(ByteSize(0));
-    options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(256))
-}
-
 fn layout(separate: bool) -> KvLayout {
     let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).separate_planes(separate);
     layout.group_tokens(GROUP as u16).build().unwrap()
-}
-
-fn noise(seed: usize, count: usize) -> Vec<f32> {
-    let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1 << 22) as f32 - 2.0
-    };
-    (0..count).map(next).collect()
 }
 
 fn append(sequence: &mut Sequence, tokens: std::ops::Range<usize>, key_dim: usize, value_dim: usize) {
@@ -46,21 +31,15 @@ fn append(sequence: &mut Sequence, tokens: std::ops::Range<usize>, key_dim: usiz
     }
 }
 
-fn read_bytes(store: &Store) -> u64 {
-    store.status().devices.iter().map(|d| d.counters.read_bytes).sum()
-}
-
 #[test]
 fn values_alone_are_half_the_bytes_and_the_same_values() {
     for separate in [false, true] {
-        let dir = tempfile::tempdir().unwrap();
-        let store = options(dir.path()).open().unwrap();
+        let mut store = TestStore::new(medium());
         let mut sequence = store.create_sequence(&layout(separate), CreateOptions::new().key("a")).unwrap();
         append(&mut sequence, 0..203, DIM, DIM);
         sequence.commit(Durability::Sync).unwrap();
         drop(sequence);
-        store.close().unwrap();
-        let store = options(dir.path()).open().unwrap();
+        store.reopen();
         let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
         let groups = [0, 1, 2, 7, 11, 12, 24];
         for layer in 0..2 {
@@ -91,8 +70,7 @@ fn values_alone_are_half_the_bytes_and_the_same_values() {
 
 #[test]
 fn what_is_still_in_memory_gives_values_alone_too() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let mut sequence =
         store.create_sequence(&layout(false), CreateOptions::new().store_summary(StoredSummary::MinMax)).unwrap();
     append(&mut sequence, 0..43, DIM, DIM);
@@ -111,8 +89,7 @@ fn what_is_still_in_memory_gives_values_alone_too() {
 
 #[test]
 fn damaged_keys_do_not_matter_to_values() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let mut store = TestStore::new(medium());
     let mut sequence = store.create_sequence(&layout(false), CreateOptions::new().key("a")).unwrap();
     append(&mut sequence, 0..64, DIM, DIM);
     sequence.commit(Durability::Sync).unwrap();
@@ -122,7 +99,7 @@ fn damaged_keys_do_not_matter_to_values() {
     drop((batch, whole, sequence));
     store.close().unwrap();
     for (damaged, plane) in planes.iter().enumerate() {
-        let files = std::fs::read_dir(dir.path().join("segments")).unwrap().map(|file| file.unwrap().path());
+        let files = std::fs::read_dir(store.dirs()[0].join("segments")).unwrap().map(|file| file.unwrap().path());
         let found = files.filter_map(|path| {
             let bytes = std::fs::read(&path).unwrap();
             let at = bytes.chunks(PLANE).position(|page| page == plane)?;
@@ -132,7 +109,7 @@ fn damaged_keys_do_not_matter_to_values() {
         let mut bytes = intact.clone();
         bytes[at + 77] ^= 4;
         std::fs::write(&path, &bytes).unwrap();
-        let store = options(dir.path()).open().unwrap();
+        store.reopen();
         let sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
         let whole = sequence.select(0, SelectRequest::groups(&[3])).unwrap();
         let values = sequence.select(0, SelectRequest::groups(&[3]).planes(PlaneSet::ValuesOnly)).unwrap();
@@ -155,9 +132,8 @@ fn damaged_keys_do_not_matter_to_values() {
 
 #[test]
 fn resident_values_and_resident_blocks_are_told_apart() {
-    let dir = tempfile::tempdir().unwrap();
     let cache = CacheOptions::new(ByteSize::mib(8));
-    let store = options(dir.path()).cache(cache).open().unwrap();
+    let store = TestStore::new(medium().cache(cache));
     let mut sequence = store.create_sequence(&layout(false), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..160, DIM, DIM);
     sequence.commit(Durability::Sync).unwrap();
@@ -178,8 +154,7 @@ fn resident_values_and_resident_blocks_are_told_apart() {
 
 #[test]
 fn layers_without_a_v_plane_refuse() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).value_dim(0);
     let layout = layout.group_tokens(GROUP as u16).build().unwrap();
     let mut sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
@@ -197,8 +172,7 @@ fn layers_without_a_v_plane_refuse() {
 #[test]
 fn values_of_other_dims_and_small_blocks() {
     // K has 24 and V has 40 elements. Their planes of 384 and 640 bytes share a page with others.
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let layout = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(24).value_dim(40).group_tokens(4);
     let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..90, 24, 40);

@@ -6,15 +6,16 @@
 //! - Layouts, ranks and memory limits that do not suit are refused without a change.
 
 use half::f16;
-use std::path::Path;
 use std::sync::Arc;
 use stratakv::layout::{LayerSpec, Rope, RopeScaling};
 use stratakv::options::CacheOptions;
 use stratakv::retrieval::{HeadAggregation, ReconstructOptions, ShadowKv};
 use stratakv::{
     AttendOptions, Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneSet,
-    SelectOptions, SelectRequest, Selection, Sequence, Store, StoreOptions, TensorView, attend,
+    SelectOptions, SelectRequest, Selection, Sequence, Store, TensorView, attend,
 };
+use stratakv_testing::rng::noise;
+use stratakv_testing::{TestStore, medium};
 
 const HEADS: usize = 2;
 const DIM: usize = 64;
@@ -24,11 +25,6 @@ const GROUP: usize = 8;
 const PLANE: u64 = (WIDTH * GROUP * 2) as u64;
 /// The rank of the keys before rotation.
 const TRUE_RANK: usize = 12;
-
-fn options(dir: &Path) -> StoreOptions {
-    let options = Store::options().device(dir).memory_limit(ByteSize::mib(48)).gap_limit(ByteSize(0));
-    options.segment_bytes(ByteSize::mib(4)).frame_bytes(ByteSize::kib(256))
-}
 
 /// Returns rotations of both pairings, one of which rotates only a part of each key.
 fn ropes() -> [Rope; 2] {
@@ -40,17 +36,6 @@ fn layout() -> KvLayout {
     let layers = ropes().map(|rope| LayerSpec::full(HEADS as u16, DIM as u16).rope(rope));
     // Planes of 2 KiB are half a page, which devices with small sectors read alone.
     KvLayout::builder().layer_specs(layers).group_tokens(GROUP as u16).separate_planes(true).build().unwrap()
-}
-
-fn noise(seed: usize, count: usize) -> Vec<f32> {
-    let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-    };
-    (0..count).map(next).collect()
 }
 
 /// Rotates a key as models do, by the definition.
@@ -138,8 +123,7 @@ fn committed(store: &Store, tokens: usize) -> Sequence {
 
 #[test]
 fn a_rank_that_is_not_low_is_full_attention() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let mut sequence = committed(&store, 515);
     // Both ranks lose nothing, the full width and the true rank. The true rank also shows that the rotation is right.
     for (rank, bound) in [(WIDTH, 1e-3), (TRUE_RANK, 1e-3)] {
@@ -157,8 +141,7 @@ fn a_rank_that_is_not_low_is_full_attention() {
 
 #[test]
 fn values_are_read_and_nothing_of_outliers() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let mut sequence = committed(&store, 800);
     let method = sequence.attach(Arc::new(ShadowKv::default())).unwrap();
     let before = store.status().memory.used_bytes;
@@ -202,8 +185,7 @@ fn values_are_read_and_nothing_of_outliers() {
 
 #[test]
 fn new_tokens_are_exact_until_the_next_rebuild() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let mut sequence = committed(&store, 400);
     // Rank 3 is too low, so reconstructed keys differ visibly from exact ones.
     let low = ReconstructOptions::default().rank(3).outlier_share(0.0).exact_tokens(64);
@@ -240,8 +222,7 @@ fn new_tokens_are_exact_until_the_next_rebuild() {
 
 #[test]
 fn a_view_outlives_what_it_was_made_from() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let mut sequence = committed(&store, 300);
     sequence.reconstruct_keys(&ReconstructOptions::default().rank(TRUE_RANK)).unwrap();
     let select = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
@@ -258,16 +239,14 @@ fn a_view_outlives_what_it_was_made_from() {
 
 #[test]
 fn keys_are_reconstructed_again_after_an_open() {
-    let dir = tempfile::tempdir().unwrap();
+    let mut store = TestStore::new(medium());
     let select = SelectOptions::new(Budget::All).planes(PlaneSet::ReconstructedKeys);
     let rebuild = ReconstructOptions::default().rank(TRUE_RANK);
     let mut seen = Vec::new();
     for opened in 0..2 {
-        let cache = (opened == 1).then(|| CacheOptions::new(ByteSize::mib(4)));
-        let store = match cache {
-            Some(cache) => options(dir.path()).cache(cache).open().unwrap(),
-            None => options(dir.path()).open().unwrap(),
-        };
+        if opened == 1 {
+            store.reopen_with(store.options().cache(CacheOptions::new(ByteSize::mib(4))));
+        }
         let mut sequence =
             if opened == 0 { committed(&store, 333) } else { store.open_sequence("a", OpenSequence::new()).unwrap() };
         let refused = sequence.select(1, SelectRequest::query(&query(1)).options(select)).unwrap_err();
@@ -295,8 +274,7 @@ fn keys_are_reconstructed_again_after_an_open() {
 
 #[test]
 fn layouts_and_ranks_that_do_not_suit_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let plain = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
     let refused = |layout: KvLayout, options: &ReconstructOptions| {
         let mut sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
@@ -333,9 +311,7 @@ fn layouts_and_ranks_that_do_not_suit_are_refused() {
 
 #[test]
 fn missing_memory_is_an_error_and_changes_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let small = Store::options().device(dir.path()).memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::mib(4));
-    let store = small.frame_bytes(ByteSize::kib(128)).open().unwrap();
+    let store = TestStore::new(medium().memory_limit(ByteSize::mib(8)).frame_bytes(ByteSize::kib(128)));
     let wide = KvLayout::builder().layers(1).kv_heads(8).head_dim(128).group_tokens(8).rope(Rope::new(128, 1e4));
     let mut sequence = store.create_sequence(&wide.build().unwrap(), CreateOptions::new()).unwrap();
     let rows: Vec<f32> = noise(3, 256 * 1024).into_iter().map(|x| f16::from_f32(x).to_f32()).collect();
@@ -350,8 +326,7 @@ fn missing_memory_is_an_error_and_changes_nothing() {
 
 #[test]
 fn exact_keys_leave_the_account_with_the_others() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let mut sequence = committed(&store, 400);
     let used = || {
         let memory = store.status().memory;
@@ -368,8 +343,7 @@ fn exact_keys_leave_the_account_with_the_others() {
 
 #[test]
 fn keys_beyond_what_a_basis_can_hold_are_refused() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = TestStore::new(medium());
     let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
     let layout = layout.dtype(stratakv::DType::F32).rope(Rope::new(DIM as u16, 10_000.0)).build().unwrap();
     for (magnitude, good) in [(1e10, true), (1e18, false), (1e19, false), (1e30, false), (3e38, false)] {

@@ -5,45 +5,30 @@
 //! - An embedder can define a method of its own in one file.
 
 use half::f16;
-use std::path::Path;
 use std::sync::Arc;
 use stratakv::retrieval::{
     Adapter, HeadAggregation, InfiniGen, KeyGroup, KeyShape, KvSwap, LayerAdapter, LayerSummary, LeoAm, LowRankAdapter,
     Oracle, Quest, ScoreRequest, Selector, ShadowKv, SignBits, SummarySpec, summary_as,
 };
 use stratakv::{
-    Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Result, SelectOptions,
-    SelectRequest, Sequence, Store, StoreOptions, TensorView, attend,
+    Budget, ByteSize, CreateOptions, Durability, ErrorKind, OpenSequence, Result, SelectOptions, SelectRequest,
+    Sequence, Store, TensorView, attend,
 };
+use stratakv_testing::rng::noise;
+use stratakv_testing::{TestStore, medium, uniform_layout};
 
 const HEADS: usize = 2;
 const DIM: usize = 16;
 const Q_HEADS: usize = 4;
 const GROUP: usize = 4;
 
-fn options(dir: &Path) -> StoreOptions {
-    let options = Store::options().device(dir).memory_limit(ByteSize::mib(32));
-    options.segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(128))
-}
-
-fn layout() -> KvLayout {
-    let builder = KvLayout::builder().layers(2).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    builder.build().unwrap()
-}
-
-fn noise(seed: usize, count: usize) -> Vec<f32> {
-    let mut state = (seed as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        f16::from_f32((state >> 40) as f32 / (1 << 22) as f32 - 2.0).to_f32()
-    };
-    (0..count).map(next).collect()
+/// Returns numbers in -2..2 that f16 represents exactly.
+fn halves(seed: usize, count: usize) -> Vec<f32> {
+    noise(seed, count).into_iter().map(|x| f16::from_f32(2.0 * x).to_f32()).collect()
 }
 
 fn row(layer: usize, token: usize) -> Vec<f32> {
-    noise(layer * 100_000 + token, HEADS * DIM)
+    halves(layer * 100_000 + token, HEADS * DIM)
 }
 
 fn append(sequence: &mut Sequence, tokens: std::ops::Range<usize>) {
@@ -79,8 +64,8 @@ fn all() -> Vec<Arc<dyn Selector>> {
         let mut calibrator = Calibrator::new(&[(HEADS, DIM), (HEADS, DIM)]);
         for layer in 0..2 {
             (0..500).for_each(|t| calibrator.keys(layer, &row(layer, 5000 + t)));
-            calibrator.queries(layer, &noise(7, 50 * Q_HEADS * DIM), Q_HEADS, true);
-            calibrator.queries(layer, &noise(8, 90 * Q_HEADS * DIM), Q_HEADS, false);
+            calibrator.queries(layer, &halves(7, 50 * Q_HEADS * DIM), Q_HEADS, true);
+            calibrator.queries(layer, &halves(8, 90 * Q_HEADS * DIM), Q_HEADS, false);
         }
         let options = CodeOptions { bits: 64, dimension_bits_max: 4, decode_only: false };
         let adapter = calibrator.codes("tck-64", 1, options).unwrap();
@@ -91,7 +76,7 @@ fn all() -> Vec<Arc<dyn Selector>> {
 }
 
 fn chosen(sequence: &Sequence, method: stratakv::retrieval::SelectorId, aggregation: HeadAggregation) -> Vec<Vec<u64>> {
-    let query = noise(99, Q_HEADS * DIM);
+    let query = halves(99, Q_HEADS * DIM);
     let options = SelectOptions::new(Budget::tokens(60)).aggregation(aggregation);
     (0..2)
         .map(|layer| {
@@ -106,12 +91,12 @@ fn chosen(sequence: &Sequence, method: stratakv::retrieval::SelectorId, aggregat
 
 #[test]
 fn selecting_everything_is_full_attention_by_every_method() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("a")).unwrap();
+    let store = TestStore::new(medium());
+    let mut sequence =
+        store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new().key("a")).unwrap();
     append(&mut sequence, 0..203);
     sequence.commit(Durability::Sync).unwrap();
-    let query = noise(3, Q_HEADS * DIM);
+    let query = halves(3, Q_HEADS * DIM);
     let mut outs = vec![];
     for layer in 0..2 {
         let view = sequence.select(layer, SelectRequest::all()).unwrap();
@@ -134,9 +119,9 @@ fn selecting_everything_is_full_attention_by_every_method() {
 
 #[test]
 fn summaries_are_the_same_however_the_tokens_came() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), CreateOptions::new().key("a")).unwrap();
+    let mut store = TestStore::new(medium());
+    let mut sequence =
+        store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new().key("a")).unwrap();
     // Half of the tokens are appended before the methods are attached, the others one by one afterwards.
     append(&mut sequence, 0..150);
     let ids: Vec<_> = all().into_iter().map(|method| sequence.attach(method).unwrap()).collect();
@@ -151,9 +136,8 @@ fn summaries_are_the_same_however_the_tokens_came() {
     assert_eq!(grown, again);
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
-    store.close().unwrap();
     // After an open, the summaries are computed at once from the stored keys.
-    let store = options(dir.path()).open().unwrap();
+    store.reopen();
     let mut sequence = store.open_sequence("a", OpenSequence::new()).unwrap();
     let ids: Vec<_> = all().into_iter().map(|method| sequence.attach(method).unwrap()).collect();
     let rebuilt: Vec<_> = ids.iter().flat_map(|id| forms.map(|form| chosen(&sequence, *id, form))).collect();
@@ -165,14 +149,13 @@ fn summaries_are_the_same_however_the_tokens_came() {
 
 #[test]
 fn exact_scores_choose_what_attention_weighs_most() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
+    let store = TestStore::new(medium());
+    let mut sequence = store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new()).unwrap();
     let tokens = 240;
     append(&mut sequence, 0..tokens);
     let exact = sequence.attach(Arc::new(Oracle)).unwrap();
     let full_rank = sequence.attach(Arc::new(KvSwap::new(identity()))).unwrap();
-    let query = noise(99, Q_HEADS * DIM);
+    let query = halves(99, Q_HEADS * DIM);
     for form in [HeadAggregation::Sum, HeadAggregation::Softmax] {
         let found = chosen(&sequence, exact, form);
         assert_eq!(found, chosen(&sequence, full_rank, form), "a low rank that is not low is exact");
@@ -202,9 +185,8 @@ fn exact_scores_choose_what_attention_weighs_most() {
 
 #[test]
 fn bounds_and_their_tree_choose_alike() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
+    let store = TestStore::new(medium());
+    let mut sequence = store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..1000);
     let flat = sequence.attach(Arc::new(Quest)).unwrap();
     // The upper bound of a chunk is at least that of its groups, so the tree finds the same groups. It would differ
@@ -274,9 +256,8 @@ impl Selector for Loudest {
 
 #[test]
 fn a_method_of_the_embedder_selects() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
+    let store = TestStore::new(medium());
+    let mut sequence = store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..200);
     let id = sequence.attach(Arc::new(Loudest)).unwrap();
     let length = |g: u64| (0..GROUP).flat_map(|t| row(0, g as usize * GROUP + t)).map(|x| x * x).sum::<f32>();
@@ -288,10 +269,9 @@ fn a_method_of_the_embedder_selects() {
 
 #[test]
 fn memory_is_accounted_and_its_end_is_an_error() {
-    let dir = tempfile::tempdir().unwrap();
-    let small = Store::options().device(dir.path()).memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::mib(1));
-    let store = small.frame_bytes(ByteSize::kib(128)).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
+    let small = medium().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::mib(1));
+    let store = TestStore::new(small.frame_bytes(ByteSize::kib(128)));
+    let mut sequence = store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new()).unwrap();
     let id = sequence.attach(Arc::new(Oracle)).unwrap();
     let mut tokens = 0;
     let error = loop {
@@ -345,9 +325,8 @@ impl Selector for Half {
 
 #[test]
 fn a_selector_that_does_not_suit_leaves_the_sequence_as_it_was() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
+    let store = TestStore::new(medium());
+    let mut sequence = store.create_sequence(&uniform_layout(2, HEADS, DIM, GROUP), CreateOptions::new()).unwrap();
     append(&mut sequence, 0..200);
     let first = sequence.attach(Arc::new(Loudest)).unwrap();
     let used = |store: &Store| store.status().memory.used_bytes;

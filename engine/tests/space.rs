@@ -8,17 +8,13 @@ use std::time::Duration;
 use stratakv::metrics::{Evicted, EvictionReason};
 use stratakv::{
     Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Selection, Sequence,
-    Store, StoreOptions, TensorView, attend,
+    Store, TensorView, attend,
 };
+use stratakv_testing::{small_options, uniform_layout};
 
 const HEADS: usize = 2;
 const DIM: usize = 16;
 const MIB: u64 = 1 << 20;
-
-fn options(dir: &Path) -> StoreOptions {
-    let options = Store::options().device(dir).memory_limit(ByteSize::mib(32)).lazy_delay(Duration::from_secs(3600));
-    options.segment_bytes(ByteSize::kib(256)).frame_bytes(ByteSize::kib(64))
-}
 
 /// Returns the capacity of `count` segments and the manifest.
 fn segments(count: u64) -> ByteSize {
@@ -26,7 +22,7 @@ fn segments(count: u64) -> ByteSize {
 }
 
 fn layout() -> KvLayout {
-    KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(8).build().unwrap()
+    uniform_layout(1, HEADS, DIM, 8)
 }
 
 /// Returns deterministic values that f16 represents exactly.
@@ -123,7 +119,7 @@ fn sound(store: &Store, dir: &Path) -> stratakv::store::Usage {
 #[test]
 fn files_follow_what_is_deleted() {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = small_options(&[dir.path()]).open().unwrap();
     let segments = || du(&dir.path().join("segments")).1;
     for i in 0..60 {
         write(&store, key(i), i, 600).unwrap();
@@ -148,7 +144,7 @@ fn files_follow_what_is_deleted() {
     assert!(segments() <= kept, "{} bytes, not {kept}", segments());
     (56..66).for_each(|i| check(&store, i, i, 600));
     store.close().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = small_options(&[dir.path()]).open().unwrap();
     (56..66).for_each(|i| check(&store, i, i, 600));
     sound(&store, dir.path());
 }
@@ -156,7 +152,7 @@ fn files_follow_what_is_deleted() {
 #[test]
 fn half_is_deleted_and_cleaned_and_the_rest_stays() {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).capacity(segments(40)).open().unwrap();
+    let store = small_options(&[dir.path()]).capacity(segments(40)).open().unwrap();
     let tokens = |i: u64| 200 + (i * 37 % 400) as usize;
     for i in 0..60 {
         write(&store, key(i), i, tokens(i)).unwrap();
@@ -186,7 +182,7 @@ fn half_is_deleted_and_cleaned_and_the_rest_stays() {
     assert!(store.health().is_well(), "{:?}", store.health());
     let lifetime = store.usage().unwrap().lifetime_bytes;
     store.close().unwrap();
-    let store = options(dir.path()).capacity(segments(40)).open().unwrap();
+    let store = small_options(&[dir.path()]).capacity(segments(40)).open().unwrap();
     let reopened = sound(&store, dir.path());
     assert!(reopened.lifetime_bytes >= lifetime && reopened.live_bytes > 0);
     check(&store, 1, 1, tokens(1) + 100);
@@ -198,7 +194,7 @@ fn half_is_deleted_and_cleaned_and_the_rest_stays() {
 #[test]
 fn churn_far_beyond_the_capacity() {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).capacity(segments(24)).open().unwrap();
+    let store = small_options(&[dir.path()]).capacity(segments(24)).open().unwrap();
     let tokens = |i: u64| 60 + (i * 271 % 900) as usize;
     let mut alive = std::collections::VecDeque::new();
     let mut bytes = 0;
@@ -224,7 +220,7 @@ fn churn_far_beyond_the_capacity() {
 #[test]
 fn a_full_store_deletes_checkpoints_cleans_and_opens() {
     let dir = tempfile::tempdir().unwrap();
-    let open = || options(dir.path()).capacity(segments(12)).open().unwrap();
+    let open = || small_options(&[dir.path()]).capacity(segments(12)).open().unwrap();
     let store = open();
     let mut count = 0_u64;
     let error = loop {
@@ -255,7 +251,7 @@ fn a_full_store_deletes_checkpoints_cleans_and_opens() {
 #[test]
 fn evictable_sequences_make_room_and_the_observer_hears_of_it() {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).capacity(segments(16)).open().unwrap();
+    let store = small_options(&[dir.path()]).capacity(segments(16)).open().unwrap();
     write(&store, key("kept"), 7, 500).unwrap();
     let seen: Arc<Mutex<Vec<Evicted>>> = Arc::default();
     let (own, again) = (Arc::clone(&seen), store.clone());
@@ -285,7 +281,7 @@ fn evictable_sequences_make_room_and_the_observer_hears_of_it() {
 fn eviction_begins_above_the_high_watermark_and_ends_at_the_low_one() {
     const TOKENS: usize = 400;
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).capacity(segments(64)).watermarks(0.6, 0.4).open().unwrap();
+    let store = small_options(&[dir.path()]).capacity(segments(64)).watermarks(0.6, 0.4).open().unwrap();
     let seen: Arc<Mutex<Vec<Evicted>>> = Arc::default();
     let events = Arc::clone(&seen);
     store.on_eviction(move |event: &Evicted| events.lock().unwrap().push(event.clone()));
@@ -328,7 +324,7 @@ fn eviction_begins_above_the_high_watermark_and_ends_at_the_low_one() {
 #[test]
 fn a_time_to_live_ends_in_the_background_and_at_open() {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = small_options(&[dir.path()]).open().unwrap();
     write(&store, key("short").ttl(Duration::from_millis(1)), 1, 100).unwrap();
     write(&store, key("long").ttl(Duration::from_secs(3600)), 2, 100).unwrap();
     let held = store.create_sequence(&layout(), key("held").ttl(Duration::from_millis(1)));
@@ -350,7 +346,7 @@ fn a_time_to_live_ends_in_the_background_and_at_open() {
     observe(&store);
     drop(held);
     store.close().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = small_options(&[dir.path()]).open().unwrap();
     observe(&store);
     store.run_maintenance().unwrap();
     assert_eq!(store.open_sequence("held", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
@@ -362,7 +358,7 @@ fn a_time_to_live_ends_in_the_background_and_at_open() {
 #[test]
 fn a_time_to_live_ends_without_a_call() {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = small_options(&[dir.path()]).open().unwrap();
     let (tell, gone) = mpsc::channel();
     store.on_eviction(move |event: &Evicted| tell.send((event.key.clone(), event.reason)).unwrap());
     // The background first has nothing to wait for, then a distant expiry, then a near one.
@@ -378,7 +374,7 @@ fn a_time_to_live_ends_without_a_call() {
 #[test]
 fn a_smaller_capacity_is_reached_by_cleaning() {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).capacity(segments(60)).open().unwrap();
+    let store = small_options(&[dir.path()]).capacity(segments(60)).open().unwrap();
     for i in 0..100_u64 {
         write(&store, key(i), i, 400).unwrap();
     }
@@ -394,7 +390,7 @@ fn a_smaller_capacity_is_reached_by_cleaning() {
     store.set_capacity(None).unwrap();
     write(&store, key("even more"), 1, 4000).unwrap();
     store.close().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = small_options(&[dir.path()]).open().unwrap();
     sound(&store, dir.path());
     for i in (1..100_u64).step_by(4) {
         check(&store, i, i, 400);
@@ -404,7 +400,7 @@ fn a_smaller_capacity_is_reached_by_cleaning() {
 #[test]
 fn a_capacity_that_views_keep_from_being_reached_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).capacity(segments(60)).open().unwrap();
+    let store = small_options(&[dir.path()]).capacity(segments(60)).open().unwrap();
     let mut views = Vec::new();
     for i in 0..12_u64 {
         let options = key(i).evictable(1);
@@ -428,7 +424,7 @@ fn a_capacity_that_views_keep_from_being_reached_is_an_error() {
 fn a_slow_background_holds_up_neither_appends_nor_the_end() {
     let dir = tempfile::tempdir().unwrap();
     // At a byte per second, cleaning pauses for longer than any test.
-    let open = || options(dir.path()).capacity(segments(20)).cleaning_rate(ByteSize(1)).open().unwrap();
+    let open = || small_options(&[dir.path()]).capacity(segments(20)).cleaning_rate(ByteSize(1)).open().unwrap();
     let store = open();
     let mut alive: Vec<u64> = Vec::new();
     for i in 0..200_u64 {
@@ -450,7 +446,7 @@ fn a_slow_background_holds_up_neither_appends_nor_the_end() {
 #[test]
 fn cleaning_takes_one_buffer_and_one_frame_header_whatever_it_moves() {
     let dir = tempfile::tempdir().unwrap();
-    let open = || options(dir.path()).capacity(segments(80)).open().unwrap();
+    let open = || small_options(&[dir.path()]).capacity(segments(80)).open().unwrap();
     let store = open();
     for i in 0..48_u64 {
         write(&store, key(i), i, 2000).unwrap();
@@ -471,7 +467,7 @@ fn cleaning_takes_one_buffer_and_one_frame_header_whatever_it_moves() {
 #[test]
 fn closing_with_a_read_in_flight_is_reported() {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).open().unwrap();
+    let store = small_options(&[dir.path()]).open().unwrap();
     write(&store, key("a"), 1, 100).unwrap();
     let view = store.open_sequence("a", OpenSequence::new()).unwrap().select(0, SelectRequest::all()).unwrap();
     let ticket = store.read(&[&view]).submit().unwrap();
@@ -479,13 +475,13 @@ fn closing_with_a_read_in_flight_is_reported() {
     assert!(error.kind() == ErrorKind::InUse && error.to_string().contains("is closed, but 1 reads"), "{error}");
     assert!(ticket.wait().unwrap().get(0).is_ok());
     drop(view);
-    check(&options(dir.path()).open().unwrap(), "a", 1, 100);
+    check(&small_options(&[dir.path()]).open().unwrap(), "a", 1, 100);
 }
 
 #[test]
 fn a_selection_survives_the_move_of_its_groups() {
     let dir = tempfile::tempdir().unwrap();
-    let store = options(dir.path()).capacity(segments(30)).open().unwrap();
+    let store = small_options(&[dir.path()]).capacity(segments(30)).open().unwrap();
     for i in 0..40_u64 {
         write(&store, key(i).store_summary(stratakv::StoredSummary::MinMax), i, 300).unwrap();
     }

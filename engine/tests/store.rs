@@ -5,30 +5,20 @@
 //! - Bad arguments are errors that change nothing.
 
 use half::f16;
-use std::path::Path;
 use stratakv::attention::MAX_Q_HEADS;
 use stratakv::layout::LayerSpec;
 use stratakv::{
     Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, SelectOptions,
     SelectRequest, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
 };
+use stratakv_testing::rng::Rng;
+use stratakv_testing::{TestStore, medium, uniform_layout};
 
 const KV_HEADS: usize = 2;
 const DIM: usize = 16;
 
-fn options(dirs: &[&Path]) -> StoreOptions {
-    let options = dirs.iter().fold(Store::options(), |o, dir| o.device(*dir));
-    options.memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(1)).frame_bytes(ByteSize::kib(256))
-}
-
-fn layout(layers: u16, group: u16) -> KvLayout {
-    KvLayout::builder()
-        .layers(layers)
-        .kv_heads(KV_HEADS as u16)
-        .head_dim(DIM as u16)
-        .group_tokens(group)
-        .build()
-        .unwrap()
+fn options() -> StoreOptions {
+    medium().memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(1))
 }
 
 /// Returns deterministic values that f16 represents exactly.
@@ -88,10 +78,9 @@ fn check(store: &Store, sequence: &Sequence, layer: usize, options: SelectOption
 
 #[test]
 fn attention_through_the_store_is_attention() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(&[dir.path()]).open().unwrap();
+    let store = TestStore::new(options());
     let options = CreateOptions::new().key("s").store_summary(StoredSummary::MinMax);
-    let mut sequence = store.create_sequence(&layout(3, 4), options).unwrap();
+    let mut sequence = store.create_sequence(&uniform_layout(3, KV_HEADS, DIM, 4), options).unwrap();
     for layer in 0..3 {
         append(&mut sequence, layer, 0..1003);
     }
@@ -110,16 +99,15 @@ fn attention_through_the_store_is_attention() {
 
 #[test]
 fn a_committed_sequence_comes_back() {
-    let (one, two) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let open = || options(&[one.path(), two.path()]).open().unwrap();
+    let mut store = TestStore::on_devices(2, options());
     let mut committed = 0;
     let mut ids = Vec::new();
     for round in 0..6_usize {
-        let store = open();
+        store.reopen();
         let mut sequence = match round {
             0 => {
                 let options = CreateOptions::new().key("s").store_summary(StoredSummary::MinMax);
-                store.create_sequence(&layout(2, 8), options).unwrap()
+                store.create_sequence(&uniform_layout(2, KV_HEADS, DIM, 8), options).unwrap()
             }
             _ => store.open_sequence("s", OpenSequence::new()).unwrap(),
         };
@@ -157,8 +145,7 @@ fn a_committed_sequence_comes_back() {
 #[test]
 fn dtypes_layers_and_windows() {
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
-        let dir = tempfile::tempdir().unwrap();
-        let store = options(&[dir.path()]).open().unwrap();
+        let store = TestStore::new(options());
         let heads = KV_HEADS as u16;
         let specs = [LayerSpec::full(heads, DIM as u16), LayerSpec::none(), LayerSpec::sliding(heads, DIM as u16, 37)];
         let layout = KvLayout::builder().layer_specs(specs).dtype(dtype).group_tokens(5).build().unwrap();
@@ -184,9 +171,8 @@ fn dtypes_layers_and_windows() {
 
 #[test]
 fn a_view_keeps_what_it_saw() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(&[dir.path()]).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, 4), CreateOptions::new()).unwrap();
+    let store = TestStore::new(options());
+    let mut sequence = store.create_sequence(&uniform_layout(1, KV_HEADS, DIM, 4), CreateOptions::new()).unwrap();
     append(&mut sequence, 0, 0..11);
     let before = sequence.select(0, SelectRequest::query(&query(2)).budget(Budget::All)).unwrap();
     append(&mut sequence, 0, 11..3000);
@@ -204,10 +190,12 @@ fn a_view_keeps_what_it_saw() {
 
 #[test]
 fn bad_arguments_change_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(&[dir.path()]).open().unwrap();
+    let store = TestStore::new(options());
     let mut sequence = store
-        .create_sequence(&layout(1, 4), CreateOptions::new().key("a").store_summary(StoredSummary::MinMax))
+        .create_sequence(
+            &uniform_layout(1, KV_HEADS, DIM, 4),
+            CreateOptions::new().key("a").store_summary(StoredSummary::MinMax),
+        )
         .unwrap();
     append(&mut sequence, 0, 0..10);
     let good = vec![0.5_f32; KV_HEADS * DIM];
@@ -237,13 +225,16 @@ fn bad_arguments_change_nothing() {
         ErrorKind::InvalidArgument
     );
     let options = CreateOptions::new().key("a");
-    assert_eq!(store.create_sequence(&layout(1, 4), options).unwrap_err().kind(), ErrorKind::AlreadyExists);
+    assert_eq!(
+        store.create_sequence(&uniform_layout(1, KV_HEADS, DIM, 4), options).unwrap_err().kind(),
+        ErrorKind::AlreadyExists
+    );
     assert_eq!(store.open_sequence("nobody", OpenSequence::new()).unwrap_err().kind(), ErrorKind::NotFound);
     assert_eq!(sequence.len(), 10);
     check(&store, &sequence, 0, SelectOptions::new(Budget::All));
     sequence.commit(Durability::Sync).unwrap();
     drop(sequence);
-    let other = layout(1, 4);
+    let other = uniform_layout(1, KV_HEADS, DIM, 4);
     store.open_sequence("a", OpenSequence::new().layout(&other)).unwrap();
     let other =
         KvLayout::builder().layers(1).kv_heads(2).head_dim(16).group_tokens(4).fingerprint([1; 32]).build().unwrap();
@@ -255,11 +246,11 @@ fn bad_arguments_change_nothing() {
 
 #[test]
 fn deleting_frees_segments() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(&[dir.path()]).open().unwrap();
+    let store = TestStore::new(options());
     let mut most = 0;
     for round in 0..8 {
-        let mut sequence = store.create_sequence(&layout(2, 8), CreateOptions::new().key("x")).unwrap();
+        let mut sequence =
+            store.create_sequence(&uniform_layout(2, KV_HEADS, DIM, 8), CreateOptions::new().key("x")).unwrap();
         for layer in 0..2 {
             append(&mut sequence, layer, 0..20_000);
         }
@@ -277,9 +268,8 @@ fn deleting_frees_segments() {
 
 #[test]
 fn f16_input_is_kept_as_it_is() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(&[dir.path()]).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, 4), CreateOptions::new()).unwrap();
+    let store = TestStore::new(options());
+    let mut sequence = store.create_sequence(&uniform_layout(1, KV_HEADS, DIM, 4), CreateOptions::new()).unwrap();
     let data: Vec<f16> = (0..8 * KV_HEADS * DIM).map(|i| f16::from_bits((i * 13 % 0x7bff) as u16)).collect();
     let keys = TensorView::head_major(&data, 8, KV_HEADS, DIM);
     sequence.append(0, keys, keys).unwrap();
@@ -397,18 +387,14 @@ fn truncate_under_a_selection(store: &Store, sequence: &mut Sequence, model: &mu
 #[test]
 fn truncating_to_any_token_and_growing_again() {
     for seed in 0..6_u64 {
-        let mut state = seed * 2 + 1;
-        let mut random = move |below: usize| {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 11) as usize % below
-        };
-        let dir = tempfile::tempdir().unwrap();
-        let open = || options(&[dir.path()]).open().unwrap();
-        let mut store = open();
+        let mut rng = Rng(seed);
+        let mut random = move |below: usize| rng.below(below);
+        let mut store = TestStore::new(options());
         let mut sequence = store
-            .create_sequence(&layout(2, 4), CreateOptions::new().key("t").store_summary(StoredSummary::MinMax))
+            .create_sequence(
+                &uniform_layout(2, KV_HEADS, DIM, 4),
+                CreateOptions::new().key("t").store_summary(StoredSummary::MinMax),
+            )
             .unwrap();
         let (mut model, mut committed) = (Vec::new(), Vec::new());
         for generation in 1..60 {
@@ -439,7 +425,7 @@ fn truncating_to_any_token_and_growing_again() {
                     drop(sequence);
                     if random(2) == 0 {
                         store.close().unwrap();
-                        store = open();
+                        store.reopen();
                     }
                     model.clone_from(&committed);
                     sequence = match store.open_sequence("t", OpenSequence::new()) {
@@ -448,7 +434,7 @@ fn truncating_to_any_token_and_growing_again() {
                             assert!(!stored && e.kind() == ErrorKind::NotFound, "{e}");
                             store
                                 .create_sequence(
-                                    &layout(2, 4),
+                                    &uniform_layout(2, KV_HEADS, DIM, 4),
                                     CreateOptions::new().key("t").store_summary(StoredSummary::MinMax),
                                 )
                                 .unwrap()
@@ -464,10 +450,12 @@ fn truncating_to_any_token_and_growing_again() {
 
 #[test]
 fn truncate_and_regrow_leaks_nothing() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(&[dir.path()]).open().unwrap();
+    let store = TestStore::new(options());
     let mut sequence = store
-        .create_sequence(&layout(2, 4), CreateOptions::new().key("t").store_summary(StoredSummary::MinMax))
+        .create_sequence(
+            &uniform_layout(2, KV_HEADS, DIM, 4),
+            CreateOptions::new().key("t").store_summary(StoredSummary::MinMax),
+        )
         .unwrap();
     append_generation(&mut sequence, 1, 0..101);
     sequence.commit(Durability::Sync).unwrap();
@@ -496,12 +484,12 @@ fn truncate_and_regrow_leaks_nothing() {
 
 #[test]
 fn space_that_a_view_held_comes_back() {
-    let dir = tempfile::tempdir().unwrap();
     // Two generations of two manifest copies of 4 MiB each, the superblock, two segments, and one in reserve.
     let capacity = (16 << 20) + 8192 + (3 << 20);
-    let store = options(&[dir.path()]).capacity(ByteSize(capacity)).open().unwrap();
+    let store = TestStore::new(options().capacity(ByteSize(capacity)));
     let fill = |key: &str, tokens| {
-        let mut sequence = store.create_sequence(&layout(1, 8), CreateOptions::new().key(key)).unwrap();
+        let mut sequence =
+            store.create_sequence(&uniform_layout(1, KV_HEADS, DIM, 8), CreateOptions::new().key(key)).unwrap();
         let rows = |plane| (0..tokens).flat_map(|t| values(0, t, plane)).collect::<Vec<f32>>();
         let (keys, vals) = (rows(0), rows(1));
         let view = |data| TensorView::token_major(data, tokens, KV_HEADS, DIM);
@@ -520,9 +508,9 @@ fn space_that_a_view_held_comes_back() {
 
 #[test]
 fn a_sequence_is_deleted_without_a_handle() {
-    let dir = tempfile::tempdir().unwrap();
-    let store = options(&[dir.path()]).open().unwrap();
-    let mut sequence = store.create_sequence(&layout(1, 8), CreateOptions::new().key("x")).unwrap();
+    let store = TestStore::new(options());
+    let mut sequence =
+        store.create_sequence(&uniform_layout(1, KV_HEADS, DIM, 8), CreateOptions::new().key("x")).unwrap();
     append(&mut sequence, 0, 0..100);
     sequence.commit(Durability::Sync).unwrap();
     let id = sequence.id();

@@ -1,14 +1,14 @@
 //! Helpers of the black-box tests in `tests/`: deterministic content, a plain model of a sequence, stores on disk.
 #![forbid(unsafe_code)]
 
-pub mod content;
 pub mod damage;
 pub mod disk;
 pub mod image;
 pub mod real;
-pub mod rng;
 pub mod sim;
 pub mod soak;
+
+pub use stratakv_testing::{content, rng};
 
 /// Makes two tests of each function: one thread per device (`None`) and one thread for all devices (`Some(1)`).
 ///

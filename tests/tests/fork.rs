@@ -1,21 +1,18 @@
 //! Forks: sequences that share their first tokens. Each keeps every byte, whichever of them is committed, truncated,
 //! deleted or reopened first.
 
-use std::path::PathBuf;
 use stratakv::{CreateOptions, DType, Durability, ErrorKind, OpenSequence, Sequence, Store, StoredSummary};
+use stratakv_testing::{TestStore, small};
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
-use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
+use stratakv_tests::disk::{assert_clean, fast_scratch};
 use stratakv_tests::rng::mix;
-use tempfile::TempDir;
 
 fn shape() -> SequenceShape {
     SequenceShape { layers: vec![LayerShape::full(2, 32), LayerShape::full(1, 16)], dtype: DType::F16, group: 4 }
 }
 
 struct World {
-    store: Option<Store>,
-    dirs: Vec<PathBuf>,
-    _root: TempDir,
+    store: TestStore,
 }
 
 /// A sequence and the seeds of its tokens.
@@ -26,14 +23,11 @@ struct Pair {
 
 impl World {
     fn new() -> Self {
-        let root = fast_scratch();
-        let dirs = device_dirs(root.path(), 1);
-        let store = Some(small_options(&dirs).open().expect("a store"));
-        Self { store, dirs, _root: root }
+        Self { store: TestStore::in_scratch(fast_scratch(), 1, small()) }
     }
 
     fn store(&self) -> &Store {
-        self.store.as_ref().expect("an open store")
+        &self.store
     }
 
     fn create(&self, key: &str) -> Pair {
@@ -44,14 +38,14 @@ impl World {
 
     /// Closes or drops the store, and opens it again.
     fn reopen(&mut self, close: bool) {
-        let store = self.store.take().expect("an open store");
+        let store = self.store.take();
         if close {
             store.close().expect("close");
         } else {
             drop(store);
         }
-        assert_clean(&self.dirs, "before opening again");
-        self.store = Some(small_options(&self.dirs).open().expect("the store opens"));
+        assert_clean(self.store.dirs(), "before opening again");
+        self.store.reopen();
     }
 
     fn open(&self, key: &str, seeds: &[u64]) -> Pair {

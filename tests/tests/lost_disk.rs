@@ -7,15 +7,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
-use stratakv::{
-    ByteSize, CreateOptions, Durability, KvLayout, OpenSequence, SelectRequest, Sequence, Store, StoreOptions,
-    TensorView,
-};
+use stratakv::{ByteSize, CreateOptions, OpenSequence, SelectRequest, Sequence, Store, StoreOptions};
+use stratakv_testing::GroupPattern;
 use stratakv_tests::disk::skipped;
 
-const DIM: usize = 128;
-const HEADS: usize = 2;
-const GROUP: usize = 8;
+const PATTERN: GroupPattern = GroupPattern { heads: 2, dim: 128, group: 8 };
 const GROUPS: u64 = 2048;
 /// The longest time that a read may take when its disk disappears.
 const STALL_MAX: Duration = Duration::from_secs(10);
@@ -94,18 +90,8 @@ fn options(disks: &[Disk], threads: Option<usize>) -> StoreOptions {
     StoreOptions { shard_threads: threads, ..options.frame_bytes(ByteSize::kib(256)) }
 }
 
-/// Writes a sequence in which every element of a group is the group's number.
 fn filled(store: &Store) -> Sequence {
-    let layout = KvLayout::builder().layers(1).kv_heads(HEADS as u16).head_dim(DIM as u16).group_tokens(GROUP as u16);
-    let options = CreateOptions::new().key("s").copies(2);
-    let mut sequence = store.create_sequence(&layout.build().unwrap(), options).unwrap();
-    for group in 0..GROUPS {
-        let row = vec![group as f32; GROUP * HEADS * DIM];
-        let view = TensorView::token_major(&row, GROUP, HEADS, DIM);
-        sequence.append(0, view, view).unwrap();
-    }
-    sequence.commit(Durability::Sync).unwrap();
-    sequence
+    PATTERN.write(store, CreateOptions::new().key("s").copies(2), GROUPS)
 }
 
 /// Reads some groups and compares every byte. Returns the time that the read took.
@@ -114,12 +100,7 @@ fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
     let start = Instant::now();
     let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
     let took = start.elapsed();
-    for (nth, group) in groups.iter().enumerate() {
-        let wanted = half::f16::from_f32(*group as f32).to_le_bytes();
-        let (keys, values) = batch.get(0).unwrap().group(nth).unwrap();
-        let same = |plane: &[u8]| plane.as_chunks::<2>().0.iter().all(|element| *element == wanted);
-        assert!(same(&keys) && same(&values), "group {group} holds something else");
-    }
+    PATTERN.check(&batch, 0, groups);
     took
 }
 

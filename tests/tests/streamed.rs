@@ -19,10 +19,11 @@ use stratakv::{
     AttendOptions, Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence,
     SelectOptions, SelectRequest, Selection, Sequence, Store, StoredSummary, SummaryResidency, TensorView, attend,
 };
+use stratakv_testing::read_bytes;
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, files, small_options};
-use stratakv_tests::rng::Rng;
+use stratakv_tests::rng::{Rng, noise};
 
 fn shape(dtype: DType) -> SequenceShape {
     let mut windowed = LayerShape::full(1, 16);
@@ -32,7 +33,7 @@ fn shape(dtype: DType) -> SequenceShape {
 
 /// Returns the selectors, the ones by bounds first.
 fn selectors() -> Vec<Arc<dyn Selector>> {
-    let layer = |width: usize| LowRankAdapter::new(width, 4, numbers(width as u64, width * 4)).map(LayerAdapter::from);
+    let layer = |width: usize| LowRankAdapter::new(width, 4, noise(width, width * 4)).map(LayerAdapter::from);
     let layers = [48, 48, 16].map(layer).into_iter().collect::<Result<_, _>>().expect("matrices");
     let adapter = Arc::new(Adapter::new("low", 1, layers).expect("an adapter"));
     vec![
@@ -251,17 +252,12 @@ fn wide(layers: usize, group: usize) -> KvLayout {
     layout.dtype(DType::F16).group_tokens(group as u16).build().expect("a layout")
 }
 
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
-    let mut rng = Rng(seed);
-    (0..count).map(|_| (rng.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
-}
-
 /// Writes and closes a store with a committed sequence of [`TOKENS`] tokens.
 fn written(dirs: &[PathBuf], layout: &KvLayout, options: CreateOptions) {
     let store = roomy(dirs).create(true).open().expect("a store");
     let mut sequence = store.create_sequence(layout, options.key("a")).expect("a sequence");
     for layer in 0..layout.layers() {
-        let (keys, values) = (numbers(layer as u64, TOKENS * HEADS * DIM), numbers(99, TOKENS * HEADS * DIM));
+        let (keys, values) = (noise(layer, TOKENS * HEADS * DIM), noise(99, TOKENS * HEADS * DIM));
         let view = |numbers| TensorView::token_major(numbers, TOKENS, HEADS, DIM);
         sequence.append(layer, view(&keys), view(&values)).expect("appended");
     }
@@ -279,10 +275,6 @@ fn streamed(store: &Store) -> Sequence {
     store.open_sequence("a", OpenSequence::new().summary_residency(SummaryResidency::Streamed)).expect("a sequence")
 }
 
-fn read_bytes(store: &Store) -> u64 {
-    store.status().devices.iter().map(|device| device.counters.read_bytes).sum()
-}
-
 /// LeoAM's transfer: the selected share of a layer's keys and values, plus two keys for each n' keys and values.
 #[test]
 fn a_step_transfers_its_share_and_the_records() {
@@ -298,7 +290,7 @@ fn a_step_transfers_its_share_and_the_records() {
         let (kv, read) = ((TOKENS * HEADS * DIM * 2 * 2) as u64, read_bytes(&store) - before);
         assert!(read <= 2 * kv / group as u64 / 4, "{read} bytes at opening");
         let leoam = sequence.attach(Arc::new(LeoAm::default())).expect("attached");
-        let query = numbers(5, 2 * HEADS * DIM);
+        let query = noise(5, 2 * HEADS * DIM);
         let before = read_bytes(&store);
         let chosen = TOKENS / 10 / group * group;
         let budget = Budget::tokens(chosen);
@@ -323,7 +315,7 @@ fn memory_is_that_of_one_layer_at_a_time() {
     let layout = wide(LAYERS, 8);
     written(&dirs, &layout, CreateOptions::new().store_summary(StoredSummary::MinMax));
     let layer = (TOKENS * HEADS * DIM * 2 * 2 / 8) as u64;
-    let query = numbers(5, 2 * HEADS * DIM);
+    let query = noise(5, 2 * HEADS * DIM);
     let summaries = |store: &Store| {
         let memory = store.status().memory;
         memory.categories.iter().find(|c| c.category == stratakv::metrics::Category::Summaries).map(|c| c.used_bytes)
@@ -370,7 +362,7 @@ fn reads_ahead_are_used_once_and_freed() {
     written(&dirs, &layout, CreateOptions::new().store_summary(StoredSummary::MinMax));
     let store = roomy(&dirs).open().expect("a store");
     let sequence = streamed(&store);
-    let query = numbers(5, 2 * HEADS * DIM);
+    let query = noise(5, 2 * HEADS * DIM);
     let select = |layer: usize| {
         sequence.select(layer, SelectRequest::query(&query).budget(Budget::tokens(64))).expect("selected")
     };
@@ -416,11 +408,11 @@ fn records_longer_than_a_buffer_are_read_as_well() {
     let store = open(128);
     let options = CreateOptions::new().key("a").store_summary(StoredSummary::MinMax);
     let mut sequence = store.create_sequence(&wide(1, 1), options).expect("a sequence");
-    let rows = numbers(7, 2 * TOKENS * HEADS * DIM);
+    let rows = noise(7, 2 * TOKENS * HEADS * DIM);
     let view = TensorView::token_major(&rows, 2 * TOKENS, HEADS, DIM);
     sequence.append(0, view, view).expect("appended");
     sequence.commit(Durability::Sync).expect("committed");
-    let query = numbers(5, 2 * HEADS * DIM);
+    let query = noise(5, 2 * HEADS * DIM);
     let chosen = |sequence: &Sequence| -> Vec<u64> {
         sequence
             .select(0, SelectRequest::query(&query).budget(Budget::tokens(100)))
@@ -448,7 +440,7 @@ fn a_sequence_with_streamed_records_is_exported_and_imported() {
     let store = roomy(&dirs).open().expect("a store");
     let mut sequence = streamed(&store);
     // The sequence also has groups in memory, and a tail.
-    let rows = numbers(3, 27 * HEADS * DIM);
+    let rows = noise(3, 27 * HEADS * DIM);
     for layer in 0..2 {
         let view = TensorView::token_major(&rows, 27, HEADS, DIM);
         sequence.append(layer, view, view).expect("appended");
@@ -458,7 +450,7 @@ fn a_sequence_with_streamed_records_is_exported_and_imported() {
     let target = roomy(&device_dirs(other.path(), 1)).create(true).open().expect("a store");
     let imported = target.import(&file[..], &layout, ImportOptions::new()).expect("imported");
     assert!(imported.summary_bytes() > 0);
-    let query = numbers(5, 2 * HEADS * DIM);
+    let query = noise(5, 2 * HEADS * DIM);
     let chosen = |sequence: &Sequence| -> Vec<u64> {
         sequence
             .select(1, SelectRequest::query(&query).budget(Budget::tokens(100)))
@@ -511,7 +503,7 @@ fn decoded(dirs: &[PathBuf], limit: ByteSize, summaries: SummaryResidency, with_
     let attach =
         |sequence: &mut Sequence| with_leoam.then(|| sequence.attach(Arc::new(LeoAm::default())).expect("attached"));
     let leoam = vec![attach(&mut one), attach(&mut two)];
-    let mut model = Model { hidden: vec![numbers(1, HEADS * DIM), numbers(2, HEADS * DIM)], leoam };
+    let mut model = Model { hidden: vec![noise(1, HEADS * DIM), noise(2, HEADS * DIM)], leoam };
     let mut pipeline = Pipeline::new(&store, Budget::tokens(200));
     for step in 0..12 {
         pipeline.decode(&mut [&mut one, &mut two], &mut model).expect("a step");
@@ -535,7 +527,7 @@ fn a_pipeline_over_streamed_records_decodes_the_same() {
         let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
         let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
         for layer in 0..4 {
-            let rows = numbers(layer as u64, 1024 * HEADS * DIM);
+            let rows = noise(layer, 1024 * HEADS * DIM);
             let view = TensorView::token_major(&rows, 1024, HEADS, DIM);
             sequence.append(layer, view, view).expect("appended");
         }

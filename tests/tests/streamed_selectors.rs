@@ -3,16 +3,16 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use stratakv::metrics::Category;
 use stratakv::pipeline::Pipeline;
 use stratakv::retrieval::{Selector, ShadowKv, SignBits};
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence,
-    Store, StoreOptions, SummaryResidency, TensorView,
+    Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectRequest, Sequence, Store,
+    StoreOptions, SummaryResidency, TensorView,
 };
+use stratakv_testing::{read_bytes, summary_bytes, uniform_layout};
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{copy_devices, device_dirs, fast_scratch, files, small_options};
-use stratakv_tests::rng::Rng;
+use stratakv_tests::rng::{Rng, noise};
 
 const LAYERS: usize = 6;
 const TOKENS: usize = 8192;
@@ -22,40 +22,20 @@ const GROUP: usize = 8;
 /// The bytes of a token: sign bits and a length per head.
 const SIGN_BYTES: usize = HEADS * (DIM / 8 + 2);
 
-fn layout() -> KvLayout {
-    let layout = KvLayout::builder().layers(LAYERS as u16).kv_heads(HEADS as u16).head_dim(DIM as u16);
-    layout.dtype(DType::F16).group_tokens(GROUP as u16).build().expect("a layout")
-}
-
-fn numbers(seed: u64, count: usize) -> Vec<f32> {
-    let mut rng = Rng(seed);
-    (0..count).map(|_| (rng.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
-}
-
 fn roomy(dirs: &[PathBuf]) -> StoreOptions {
     let options = small_options(dirs).memory_limit(ByteSize::mib(64)).segment_bytes(ByteSize::mib(32));
     options.frame_bytes(ByteSize::mib(1))
 }
 
-fn summaries(store: &Store) -> usize {
-    let memory = store.status().memory;
-    let of = memory.categories.iter().find(|c| c.category == Category::Summaries);
-    of.expect("a category").used_bytes
-}
-
-fn read_bytes(store: &Store) -> u64 {
-    store.status().devices.iter().map(|device| device.counters.read_bytes).sum()
-}
-
 /// Writes a prompt in parts with stored sign bits. Returns the largest number of summary bytes in memory.
 fn prefill(store: &Store, summaries: SummaryResidency) -> (Sequence, u64) {
     let options = CreateOptions::new().key("a").summary_residency(summaries);
-    let mut sequence = store.create_sequence(&layout(), options).expect("a sequence");
+    let mut sequence = store.create_sequence(&uniform_layout(LAYERS, HEADS, DIM, GROUP), options).expect("a sequence");
     let signs = sequence.attach_stored(Arc::new(SignBits)).expect("attached");
     let (mut held, piece) = (0, 256);
     for at in 0..TOKENS / piece {
         for layer in 0..LAYERS {
-            let keys = numbers((at * LAYERS + layer) as u64 + 1, piece * HEADS * DIM);
+            let keys = noise(at * LAYERS + layer + 1, piece * HEADS * DIM);
             let view = || TensorView::token_major(&keys, piece, HEADS, DIM);
             sequence.append(layer, view(), view()).expect("appended");
         }
@@ -69,7 +49,7 @@ fn prefill(store: &Store, summaries: SummaryResidency) -> (Sequence, u64) {
 fn a_prompt_is_written_and_chosen_from_in_little_memory() {
     let root = fast_scratch();
     let whole = (LAYERS * TOKENS * SIGN_BYTES) as u64;
-    let query = numbers(77, 2 * HEADS * DIM);
+    let query = noise(77, 2 * HEADS * DIM);
     let chosen = |sequence: &mut Sequence| -> Vec<Vec<u64>> {
         let signs = sequence.attach(Arc::new(SignBits)).expect("attached");
         let one = |layer| {
@@ -91,10 +71,10 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
         open.expect("a sequence")
     };
     let mut sequence = open(SummaryResidency::Streamed);
-    let (read, opened) = (read_bytes(&store), summaries(&store));
+    let (read, opened) = (read_bytes(&store), summary_bytes(&store));
     let signs = sequence.attach(Arc::new(SignBits)).expect("attached");
     assert_eq!(sequence.selector_bytes(signs).expect("its own"), 0);
-    assert_eq!((read_bytes(&store), summaries(&store)), (read, opened));
+    assert_eq!((read_bytes(&store), summary_bytes(&store)), (read, opened));
     let select = |layer| {
         sequence
             .select(layer, SelectRequest::query(&query).budget(Budget::tokens(400)).selector(signs))
@@ -106,7 +86,7 @@ fn a_prompt_is_written_and_chosen_from_in_little_memory() {
         let (read, records) = ((read_bytes(&store) - before) as usize, TOKENS * SIGN_BYTES);
         // Reads cover whole pages of each frame.
         assert!((records..=records * 2).contains(&read), "{read} bytes read for {records}");
-        assert_eq!(summaries(&store), opened, "the selection frees its records");
+        assert_eq!(summary_bytes(&store), opened, "the selection frees its records");
     }
     // Records that are read ahead serve the selections by the predicted and by the true query.
     let mut pipeline = Pipeline::new(&store, Budget::tokens(64));
@@ -128,10 +108,10 @@ fn summaries_in_memory_are_those_that_no_device_stores() {
     let dirs = device_dirs(root.path(), 1);
     let store = roomy(&dirs).create(true).open().expect("a store");
     let options = CreateOptions::new().key("a").summary_residency(SummaryResidency::Streamed);
-    let mut sequence = store.create_sequence(&layout(), options).expect("a sequence");
+    let mut sequence = store.create_sequence(&uniform_layout(LAYERS, HEADS, DIM, GROUP), options).expect("a sequence");
     let append = |sequence: &mut Sequence, tokens: usize| {
         for layer in 0..LAYERS {
-            let keys = numbers(tokens as u64, tokens * HEADS * DIM);
+            let keys = noise(tokens, tokens * HEADS * DIM);
             let view = || TensorView::token_major(&keys, tokens, HEADS, DIM);
             sequence.append(layer, view(), view()).expect("appended");
         }
@@ -149,7 +129,7 @@ fn summaries_in_memory_are_those_that_no_device_stores() {
     append(&mut sequence, 2048);
     assert!(sequence.selector_bytes(signs).expect("its own") < of_a_prompt / 16, "nothing is kept after a commit");
     // After a detach, no record is read ahead.
-    let query = numbers(5, 2 * HEADS * DIM);
+    let query = noise(5, 2 * HEADS * DIM);
     sequence.select(0, SelectRequest::query(&query).budget(Budget::tokens(64)).selector(signs)).expect("selected");
     let ahead = |sequence: &Sequence| {
         let mut pipeline = Pipeline::new(&store, Budget::tokens(64));

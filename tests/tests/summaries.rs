@@ -18,20 +18,16 @@ use stratakv::{
     ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store, StoreOptions,
     StoredSummary, TensorView,
 };
+use stratakv_testing::read_bytes;
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, check, copy_devices, device_dirs, fast_scratch, files, small_options};
-use stratakv_tests::rng::Rng;
+use stratakv_tests::rng::{Rng, noise};
 
 const LAYERS: usize = 2;
 
 fn shape() -> SequenceShape {
     SequenceShape { layers: vec![LayerShape::full(2, 24), LayerShape::full(1, 48)], dtype: DType::F16, group: 4 }
-}
-
-fn noise(salt: usize, count: usize) -> Vec<f32> {
-    let mut rng = Rng(salt as u64);
-    (0..count).map(|_| (rng.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0).collect()
 }
 
 fn low_rank(salt: usize) -> Arc<Adapter> {
@@ -402,10 +398,9 @@ fn large(dirs: &[PathBuf], group: usize, codec: PlaneCodec) -> (Vec<f16>, Vec<f1
 
 /// Calls `what` and returns the bytes that it read from the devices.
 fn bytes_read(store: &Store, what: impl FnOnce()) -> u64 {
-    let bytes = || store.status().devices.iter().map(|device| device.counters.read_bytes).sum::<u64>();
-    let before = bytes();
+    let before = read_bytes(store);
     what();
-    bytes() - before
+    read_bytes(store) - before
 }
 
 #[test]

@@ -219,6 +219,7 @@ fn the_checker_is_a_second_reader() {
     };
     assert!(!depends("fsck").contains("stratakv"), "kvfsck must not depend on the engine");
     assert!(!depends("engine").contains("kvfsck"), "the engine must not depend on kvfsck");
+    assert!(!depends("testing").contains("kvfsck"), "the engine's tests must not depend on kvfsck");
     let format = depends("format-spec");
     assert!(!format.contains("stratakv") && !format.contains("kvfsck"), "{format:?}");
 }

@@ -25,4 +25,16 @@ impl Rng {
     pub fn below(&mut self, n: usize) -> usize {
         (self.next_u64() % n as u64) as usize
     }
+
+    /// Returns a number that is uniform in -1..1.
+    pub fn unit(&mut self) -> f32 {
+        (self.next_u64() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+}
+
+/// Returns `count` numbers in -1..1.
+#[must_use]
+pub fn noise(seed: usize, count: usize) -> Vec<f32> {
+    let mut rng = Rng(seed as u64);
+    (0..count).map(|_| rng.unit()).collect()
 }
