@@ -192,7 +192,7 @@ impl Selection {
 
 impl std::fmt::Debug for Selection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("View")
+        f.debug_struct("Selection")
             .field("layer", &self.inner.layer)
             .field("length", &self.inner.length)
             .field("groups", &self.inner.units.len())

@@ -12,7 +12,7 @@ use std::sync::Arc;
 #[must_use = "a read starts with submit or wait"]
 pub struct ReadRequest<'a> {
     store: &'a Store,
-    views: &'a [&'a Selection],
+    selections: &'a [&'a Selection],
     region: Option<&'a ReadRegion>,
     prefetch: bool,
 }
@@ -41,7 +41,7 @@ impl<'a> ReadRequest<'a> {
     /// selection of another store, or of an earlier opening of this one.
     pub fn submit(self) -> Result<ReadTicket> {
         let priority = if self.prefetch { ReadPriority::Ahead } else { ReadPriority::Demand(None) };
-        let views = self.store.own_views(self.views)?;
+        let views = self.store.own_views(self.selections)?;
         let devices = Arc::clone(&self.store.inner.devices);
         match self.region {
             None => ReadTicket::new(devices, views, priority),
@@ -61,14 +61,14 @@ impl<'a> ReadRequest<'a> {
         if self.prefetch || self.region.is_some() {
             return self.submit()?.wait();
         }
-        ReadTicket::read_now(Arc::clone(&self.store.inner.devices), self.store.own_views(self.views)?)
+        ReadTicket::read_now(Arc::clone(&self.store.inner.devices), self.store.own_views(self.selections)?)
     }
 }
 
 impl std::fmt::Debug for ReadRequest<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("ReadRequest")
-            .field("views", &self.views)
+            .field("selections", &self.selections)
             .field("region", &self.region)
             .field("prefetch", &self.prefetch)
             .finish_non_exhaustive()
@@ -99,8 +99,8 @@ impl Store {
     /// assert_eq!(out, [0.5; 8]);
     /// # Ok(()) }
     /// ```
-    pub fn read<'a>(&'a self, views: &'a [&'a Selection]) -> ReadRequest<'a> {
-        ReadRequest { store: self, views, region: None, prefetch: false }
+    pub fn read<'a>(&'a self, selections: &'a [&'a Selection]) -> ReadRequest<'a> {
+        ReadRequest { store: self, selections, region: None, prefetch: false }
     }
 
     /// Reads selections with a priority.
