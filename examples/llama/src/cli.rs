@@ -13,6 +13,7 @@ use crate::budget::Budget;
 use crate::kv::KvDType;
 use crate::kv::backend::KvOptions;
 use crate::kv::method::{DEFAULT_POLICIES, Policy, PolicyArgs, parse_compared, policies_help};
+use crate::recall::ModeArgs;
 
 const EXAMPLES: &str = "Examples:
   kvrun recall
@@ -27,6 +28,8 @@ const RECALL_EXAMPLES: &str = "Examples:
   kvrun recall
   # two tasks at one context under another policy, as JSON
   kvrun recall --policy window --contexts 1024 --tasks S,MK --limit 5 --json
+  # long decoding: 256 tokens by prefill, all others as decode steps with full attention
+  kvrun recall --prefill 256 --contexts 1024
   # keys and values on two SSDs, selected by low-rank keys
   kvrun recall --policy kvswap --sigma 8 --adapters adapters --device /mnt/a/kv --device /mnt/b/kv";
 
@@ -209,6 +212,9 @@ pub struct RecallArgs {
     /// Prompt file, as JSON lines, plain or gzip [default: prompts.jsonl.gz in the model directory]
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
+    /// How prompts are run.
+    #[command(flatten)]
+    pub modes: ModeArgs,
     /// Leave the sequences in the store
     #[arg(long, requires = "devices")]
     pub keep: bool,
@@ -286,6 +292,9 @@ pub struct CompareArgs {
     /// Prompts per task and context
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub limit: u32,
+    /// How prompts are run.
+    #[command(flatten)]
+    pub modes: ModeArgs,
     /// Policies, listed below; a policy without raw or group takes the softmax
     #[arg(long, value_name = "P,P", value_delimiter = ',', value_parser = parse_compared)]
     #[arg(default_value = DEFAULT_POLICIES)]
@@ -499,7 +508,7 @@ mod tests {
         let texts = [EXAMPLES, RECALL_EXAMPLES, CALIBRATE_EXAMPLES, COMPARE_EXAMPLES, GENERATE_EXAMPLES];
         let lines = texts.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("  "));
         let commands: Vec<&str> = lines.filter(|line| !line.starts_with('#')).collect();
-        assert_eq!(commands.len(), 15);
+        assert_eq!(commands.len(), 16);
         commands.into_iter().for_each(parses);
         for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -512,7 +521,7 @@ mod tests {
         let readme = include_str!("../README.md").replace("\\\n", " ");
         let commands = readme.lines().filter(|line| line.starts_with("kvrun "));
         let commands: Vec<&str> = commands.map(|line| line.split('#').next().unwrap_or_default()).collect();
-        assert_eq!(commands.len(), 14);
+        assert_eq!(commands.len(), 15);
         commands.into_iter().for_each(parses);
     }
 
@@ -521,6 +530,7 @@ mod tests {
         assert!(error(&["recall", "--budget", "0"]).contains("attends to no token"));
         assert!(error(&["recall", "--budget", "0t"]).contains("attends to no token"));
         assert!(error(&["recall", "--dtype", "int3"]).contains("bf16"));
+        assert!(error(&["recall", "--prefill", "0"]).contains("1.."));
         assert!(error(&["recall", "--keep"]).contains("--device"));
         assert!(error(&["recall", "--memory-limit", "5 parsecs"]).contains("parsecs"));
         assert!(error(&["generate", "--model", "x", "--prompt", "a", "--max-tokens", "0"]).contains("0"));

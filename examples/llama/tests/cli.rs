@@ -47,6 +47,20 @@ fn recall_reports_every_cell() {
 }
 
 #[test]
+fn a_short_prefill_changes_the_cost_and_no_answer() {
+    let args = ["--contexts", "1024", "--tasks", "MK", "--limit", "1", "--prefill", "900", "--json"];
+    let recall = [&["recall", "--policy", "full"], &args[..]].concat();
+    let json: Value = serde_json::from_str(&stdout(&kvrun(&recall))).unwrap();
+    assert_eq!((&json["prefill"], &json["cells"][0]["accuracy"]), (&900.into(), &1.0.into()));
+    assert_eq!(json["cells"][0]["logit_difference_max"], 0.0, "the caches hold the same keys and values");
+    let compare = [&["compare", "--methods", "minmax", "--budgets", "1/4"], &args[..]].concat();
+    let json: Value = serde_json::from_str(&stdout(&kvrun(&compare))).unwrap();
+    assert_eq!((&json["prefill"], &json["rows"][0]["accuracy"]), (&900.into(), &1.0.into()));
+    let text = failure(&["recall", "--contexts", "1024", "--tasks", "MK", "--prefill", "1020"]);
+    assert!(text.contains("1019 tokens before the question of MK-1024-0"), "{text}");
+}
+
+#[test]
 fn prefetching_changes_no_answer_and_reports_what_it_saved() {
     let dir = tempfile::tempdir().unwrap();
     let ids = dir.path().join("ids");

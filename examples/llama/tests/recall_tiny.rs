@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor};
 use indicatif::ProgressBar;
 use stratakv_llama::kv::memory::MemoryPolicy;
-use stratakv_llama::kv::{KvDType, MemoryKv};
+use stratakv_llama::kv::{KvCache, KvDType, MemoryKv};
 use stratakv_llama::model::{Model, Wanted, argmax};
 use stratakv_llama::recall::{self, RecallRun};
 
@@ -85,13 +85,46 @@ fn decode_steps_equal_prefill() {
 }
 
 #[test]
+fn decode_steps_after_a_short_prefill_fill_caches_as_a_full_prefill_does() {
+    let model = Model::load(&fixture()).unwrap();
+    let mut prompt = prompts(1)[0].clone();
+    prompt.prompt.drain(200..prompt.query_start);
+    prompt.query_start = 200;
+    let empty = || MemoryKv::new(model.kv_geometry(KvDType::F32), MemoryPolicy::Full);
+    let filled = |prefill: Option<usize>| {
+        let (mut first, mut second, told) = (empty(), empty(), std::cell::Cell::new(0));
+        let (ids, tick) = (&prompt.prompt[..200], |n| told.set(told.get() + n));
+        recall::fill(&model, ids, prefill, &mut [&mut first, &mut second], Wanted::Nothing, &tick).unwrap();
+        assert_eq!((first.len(), second.len(), told.get()), (200, 200, 200));
+        for layer in 0..model.config().layers() {
+            assert_eq!(first.keys(layer, 0..200).unwrap(), second.keys(layer, 0..200).unwrap());
+        }
+        recall::answer(&model, &prompt, &mut second).unwrap()
+    };
+    let expected = filled(None);
+    for prefill in [1, 150, 200] {
+        let got = filled(Some(prefill));
+        for (a, b) in got.logits.iter().zip(&expected.logits) {
+            assert!(worst(a, b) < 1e-3, "prefill of {prefill} tokens");
+        }
+        assert_eq!(got.predicted, expected.predicted);
+    }
+    for wrong in [0, 201] {
+        let mut cache = empty();
+        let ids = &prompt.prompt[..200];
+        let error = recall::fill(&model, ids, Some(wrong), &mut [&mut cache], Wanted::Nothing, &|_| ()).unwrap_err();
+        assert!(error.to_string().contains("gets 200 tokens"), "{error}");
+    }
+}
+
+#[test]
 fn full_attention_answers_as_the_reference_says() {
     let model = Model::load(&fixture()).unwrap();
     let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], 2).unwrap();
     let bar = ProgressBar::hidden();
     for dtype in [KvDType::F32, KvDType::F16] {
         let geometry = model.kv_geometry(dtype);
-        let run = RecallRun { model: &model, prompts: &prompts, policy: ("full", "1"), bar: &bar };
+        let run = RecallRun { model: &model, prompts: &prompts, policy: ("full", "1"), prefill: None, bar: &bar };
         let report = run
             .run(
                 || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
@@ -115,7 +148,7 @@ fn the_window_policy_alone_does_not_find_the_answers() {
     let geometry = model.kv_geometry(KvDType::F32);
     let policy = MemoryPolicy::Window { sinks: 4, budget: "1/13".parse().unwrap() };
     let bar = ProgressBar::hidden();
-    let run = RecallRun { model: &model, prompts: &prompts, policy: ("window", "1/13"), bar: &bar };
+    let run = RecallRun { model: &model, prompts: &prompts, policy: ("window", "1/13"), prefill: None, bar: &bar };
     let report = run
         .run(
             || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),

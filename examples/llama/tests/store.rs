@@ -36,7 +36,13 @@ fn recall_with(options: &KvOptions, dtype: KvDType, limit: usize) -> (recall::Re
     let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], limit).unwrap();
     let backend = open(options, model.kv_geometry(dtype), [7; 32]).unwrap();
     let bar = ProgressBar::hidden();
-    let run = RecallRun { model: &model, prompts: &prompts, policy: (options.policy.name(), "1/13"), bar: &bar };
+    let run = RecallRun {
+        model: &model,
+        prompts: &prompts,
+        policy: (options.policy.name(), "1/13"),
+        prefill: None,
+        bar: &bar,
+    };
     let report = run
         .run(
             || backend.in_memory(),

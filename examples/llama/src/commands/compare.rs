@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use stratakv_llama::cli::{CompareArgs, model_or_default};
 use stratakv_llama::kv::backend;
 use stratakv_llama::model::Model;
-use stratakv_llama::recall;
+use stratakv_llama::recall::{self, PromptFilter};
 use stratakv_llama::weights::fingerprint;
 
 use super::shared::{geometry, progress, write_file};
@@ -41,7 +41,8 @@ fn run(args: &CompareArgs) -> Result<recall::Comparison> {
     let dir = model_or_default(args.model.as_deref());
     let model = Model::load(&dir)?;
     let file = args.prompts.clone().unwrap_or_else(|| dir.join("prompts.jsonl.gz"));
-    let prompts = recall::load(&file, &args.tasks, &args.contexts, args.limit as usize)?;
+    let filter = PromptFilter { file: &file, tasks: &args.tasks, contexts: &args.contexts, limit: args.limit };
+    let prompts = args.modes.load(&filter)?;
     let reconstructs = args.methods.iter().any(|policy| policy.rank().is_some());
     let geometry = geometry(&model, args.dtype, reconstructs)?;
     let backend = backend::open(&args.backend_options(), geometry, fingerprint(&dir)?)?;
@@ -49,6 +50,7 @@ fn run(args: &CompareArgs) -> Result<recall::Comparison> {
     let plan = recall::Plan {
         policies: &args.methods,
         budgets: &args.budgets,
+        prefill: args.modes.prefill_tokens(),
         dense_layers: args.dense_layers as usize,
         adapters: args.adapters.as_deref(),
         probe: args.probe,

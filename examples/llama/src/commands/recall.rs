@@ -8,7 +8,7 @@ use stratakv_llama::cli::RecallArgs;
 use stratakv_llama::kv::{KvCache, backend, engine_error};
 use stratakv_llama::model::Model;
 use stratakv_llama::process;
-use stratakv_llama::recall::{self, RecallRun};
+use stratakv_llama::recall::{self, PromptFilter, RecallRun};
 use stratakv_llama::weights::fingerprint;
 
 use super::shared::{geometry, progress};
@@ -16,7 +16,9 @@ use super::shared::{geometry, progress};
 pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let begin = Instant::now();
     let model = Model::load(&args.model_dir())?;
-    let prompts = recall::load(&args.prompt_file(), &args.tasks, &args.contexts, args.limit as usize)?;
+    let file = args.prompt_file();
+    let filter = PromptFilter { file: &file, tasks: &args.tasks, contexts: &args.contexts, limit: args.limit };
+    let prompts = args.modes.load(&filter)?;
     let options = args.backend_options()?;
     let geometry = geometry(&model, args.cache.dtype, options.policy.rank().is_some())?;
     let backend = backend::open(&options, geometry, fingerprint(&args.model_dir())?)?;
@@ -24,7 +26,9 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let bar = progress(tokens as u64, "tokens", args.json);
     let budget = options.budget_name();
     let mut drift = recall::Drift::default();
-    let run = RecallRun { model: &model, prompts: &prompts, policy: (options.policy.name(), &budget), bar: &bar };
+    let policy = (options.policy.name(), budget.as_str());
+    let prefill = args.modes.prefill_tokens();
+    let run = RecallRun { model: &model, prompts: &prompts, policy, prefill, bar: &bar };
     let mut report = run.run(
         || backend.in_memory(),
         |prompt| backend.create(&format!("recall/{}", prompt.id)),
@@ -47,7 +51,7 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     }
     write!(out, "{report}")?;
     let seconds = begin.elapsed().as_secs_f64();
-    writeln!(out, "{} prompts, {tokens} tokens prefilled, {seconds:.0} s", prompts.len())?;
+    writeln!(out, "{} prompts, {tokens} tokens before the questions, {seconds:.0} s", prompts.len())?;
     for note in notes {
         writeln!(out, "{note}")?;
     }

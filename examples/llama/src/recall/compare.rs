@@ -1,6 +1,6 @@
 //! Compares many policies on the same stored bytes. For each prompt:
 //!
-//! 1. Prefill fills a cache in memory and a sequence of the store, which has every policy's selector attached.
+//! 1. [`fill`] fills a cache in memory and a sequence of the store, which has every policy's selector attached.
 //! 2. The cache in memory answers with full attention.
 //! 3. Every policy answers from the sequence under every budget. After each answer the sequence is truncated to the
 //!    prompt.
@@ -11,6 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use stratakv::retrieval::{Selector, SelectorId};
 
+use super::fill::fill;
 use super::prompts::Prompt;
 use super::run::{STATE, answer};
 use super::table::{Comparison, FULL, Figures};
@@ -27,6 +28,9 @@ pub struct Plan<'a> {
     pub policies: &'a [Policy],
     /// The budgets.
     pub budgets: &'a [Budget],
+    /// The tokens of each prompt that prefill computes. The others up to the question are decode steps with full
+    /// attention. `None` means that all are prefilled.
+    pub prefill: Option<usize>,
     /// How many of the first layers attend to everything.
     pub dense_layers: usize,
     /// The directory of adapters.
@@ -36,7 +40,7 @@ pub struct Plan<'a> {
     pub probe: bool,
 }
 
-/// Runs all prompts.
+/// Runs all prompts. `progress` receives numbers of tokens that the caches were filled with.
 ///
 /// # Errors
 /// Fails if an adapter is missing, or if the model or the store fails. The error names the prompt.
@@ -51,24 +55,29 @@ pub fn compare(
     for policy in plan.policies {
         selectors.push(backend.selector(policy, plan.adapters)?);
     }
-    let mut table = Comparison::default();
+    let mut table = Comparison { prefill: plan.prefill, ..Comparison::default() };
     for prompt in prompts {
-        compare_prompt(model, prompt, backend, plan, &selectors, &mut table)
-            .with_context(|| format!("prompt {}", prompt.id))?;
-        progress(prompt.query_start);
+        let mut one = || -> Result<()> {
+            let (full, cache, ids) = filled(model, prompt, backend, plan, &selectors, progress)?;
+            compare_prompt(model, prompt, plan, (full, cache, &ids), &mut table)
+        };
+        one().with_context(|| format!("prompt {}", prompt.id))?;
     }
     Ok(table)
 }
 
-/// Answers one prompt with full attention and under every policy and every budget.
-fn compare_prompt(
+/// The caches of one prompt, with full attention and of the policies, and the selector of each policy.
+type Caches<T> = (MemoryKv, StoreKv, T);
+
+/// Makes the caches of one prompt and fills them with the tokens before the question.
+fn filled(
     model: &Model,
     prompt: &Prompt,
     backend: &Backend,
     plan: &Plan<'_>,
     selectors: &[Option<Arc<dyn Selector>>],
-    table: &mut Comparison,
-) -> Result<()> {
+    progress: &dyn Fn(usize),
+) -> Result<Caches<Vec<Option<SelectorId>>>> {
     let mut full = backend.in_memory()?;
     let mut cache = backend.create(&format!("compare/{}", prompt.id))?;
     let mut ids = Vec::new();
@@ -79,9 +88,20 @@ fn compare_prompt(
         });
     }
     let haystack = &prompt.prompt[..prompt.query_start];
-    model.prefill(haystack, &mut [&mut full, &mut cache], Wanted::Nothing, &|_| {})?;
+    fill(model, haystack, plan.prefill, &mut [&mut full, &mut cache], Wanted::Nothing, progress)?;
     cache.commit(haystack, STATE).context("commit of the prompt")?;
-    for (policy, id) in plan.policies.iter().zip(&ids) {
+    Ok((full, cache, ids))
+}
+
+/// Answers one prompt with full attention and under every policy and every budget.
+fn compare_prompt(
+    model: &Model,
+    prompt: &Prompt,
+    plan: &Plan<'_>,
+    (mut full, mut cache, ids): Caches<&[Option<SelectorId>]>,
+    table: &mut Comparison,
+) -> Result<()> {
+    for (policy, id) in plan.policies.iter().zip(ids) {
         if let Some(id) = id {
             let drift = cache.drift(*id).map_err(engine_error)?;
             if drift.iter().any(Option::is_some) {
@@ -97,7 +117,7 @@ fn compare_prompt(
     let figures = Figures { steps, seconds, mass: 1.0, probes: 1.0, ..Figures::default() };
     table.row(FULL, "1", prompt.context).add(prompt, (full_accuracy, full_accuracy), figures);
     cache.set_dense_layers(plan.dense_layers);
-    for (policy, id) in plan.policies.iter().zip(&ids) {
+    for (policy, id) in plan.policies.iter().zip(ids) {
         for &budget in plan.budgets {
             let (accuracy, figures) = run_policy(model, prompt, &mut cache, (policy, *id, budget), mirror.as_ref())?;
             let row = table.row(&policy.to_string(), &budget.to_string(), prompt.context);

@@ -3,6 +3,8 @@
 //! | File | Command | What it does |
 //! |---|---|---|
 //! | `prompts` | all | reads prompt files |
+//! | `modes` | `recall`, `compare` | options that change how prompts are run |
+//! | `fill` | all | fills caches with the tokens before a question |
 //! | `run`, `report` | `kvrun recall` | answers prompts under one policy, and reports accuracy and bytes read |
 //! | `compare`, `table`, `plot` | `kvrun compare` | runs many methods on the same stored bytes |
 //! | `calibrate` | `kvrun calibrate` | fits adapters |
@@ -11,6 +13,8 @@
 mod calibrate;
 mod compare;
 mod drift;
+mod fill;
+mod modes;
 mod plot;
 mod prompts;
 mod report;
@@ -20,6 +24,8 @@ mod table;
 pub use calibrate::{collect, fit};
 pub use compare::{Plan, compare};
 pub use drift::Drift;
+pub use fill::fill;
+pub use modes::{ModeArgs, PromptFilter};
 pub use plot::svg;
 pub use prompts::{Prompt, load};
 pub use report::{Cell, Report, pipeline_line};

@@ -132,6 +132,10 @@ impl Cell {
 pub struct Report {
     /// One cell per task and context.
     pub cells: Vec<Cell>,
+    /// The tokens of each prompt that prefill computed. The others up to the question were decode steps with full
+    /// attention. `None` if all were prefilled.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<usize>,
     /// How far the prompts' keys are from the calibration's keys, if the policy's method has codes.
     #[serde(skip_serializing_if = "Drift::is_empty")]
     pub drift: Drift,
@@ -172,6 +176,9 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(first) = self.cells.first() else { return Ok(()) };
         writeln!(f, "policy {}, budget {}; accuracies in % of items", first.policy, first.budget)?;
+        if let Some(prefill) = self.prefill {
+            writeln!(f, "the first {prefill} tokens by prefill, the others as decode steps with full attention")?;
+        }
         writeln!(
             f,
             "{:<6} {:>8} {:>4} {:>7} {:>7} {:>10} {:>12} {:>6} {:>11} {:>9}",

@@ -1,7 +1,6 @@
 //! Runs prompts one after the other. For each prompt:
 //!
-//! 1. Dense prefill fills two caches: one with full attention in memory, and one under the policy. The second one
-//!    commits.
+//! 1. [`fill`] fills two caches: one with full attention in memory, and one under the policy. The second one commits.
 //! 2. [`answer`] feeds the query and the answer to both caches as decode steps and takes their predictions.
 //! 3. The predictions, the logits and the costs of the decode steps go to the report.
 
@@ -10,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 
+use super::fill::fill;
 use super::prompts::Prompt;
 use super::report::{Cell, PromptScore, Report};
 use crate::kv::{KvCache, KvStats, MemoryKv};
@@ -61,7 +61,10 @@ pub struct RecallRun<'a> {
     pub prompts: &'a [Prompt],
     /// The names of the policy and of its budget, for the report.
     pub policy: (&'a str, &'a str),
-    /// The progress bar. It counts prefilled tokens.
+    /// The tokens of each prompt that prefill computes. The others up to the question are decode steps with full
+    /// attention. `None` means that all are prefilled.
+    pub prefill: Option<usize>,
+    /// The progress bar. It counts tokens before the question.
     pub bar: &'a ProgressBar,
 }
 
@@ -73,21 +76,22 @@ impl RecallRun<'_> {
     /// - `close` receives the cache of `open` when its prompt is done.
     ///
     /// # Errors
-    /// Fails as [`Model::prefill`] and [`Model::decode`] do, and if `full`, `open` or `close` fails. The error names
-    /// the prompt.
+    /// Fails as [`fill`] and [`Model::decode`] do, and if `full`, `open` or `close` fails. The error names the prompt.
     pub fn run<C: KvCache>(
         &self,
         full: impl Fn() -> Result<MemoryKv>,
         mut open: impl FnMut(&Prompt) -> Result<C>,
         mut close: impl FnMut(&Prompt, C) -> Result<()>,
     ) -> Result<Report> {
-        let mut report = Report::default();
+        let mut report = Report { prefill: self.prefill, ..Report::default() };
         for prompt in self.prompts {
             let mut one = || -> Result<()> {
                 let (mut full, mut cache) = (full()?, open(prompt)?);
-                self.prefill(prompt, &mut [&mut full, &mut cache])?;
+                let ids = &prompt.prompt[..prompt.query_start];
+                let tick = |tokens| self.bar.inc(tokens as u64);
+                fill(self.model, ids, self.prefill, &mut [&mut full, &mut cache], Wanted::Nothing, &tick)?;
                 // After the commit the whole prompt is on the devices, so steps read all that they attend to.
-                cache.commit(&prompt.prompt[..prompt.query_start], STATE).context("commit of the prompt")?;
+                cache.commit(ids, STATE).context("commit of the prompt")?;
                 let before = cache.stats();
                 let expected = answer(self.model, prompt, &mut full)?;
                 let got = answer(self.model, prompt, &mut cache)?;
@@ -97,19 +101,6 @@ impl RecallRun<'_> {
             one().with_context(|| format!("prompt {}", prompt.id))?;
         }
         Ok(report)
-    }
-
-    /// Fills the caches with the tokens before the query.
-    fn prefill(&self, prompt: &Prompt, caches: &mut [&mut dyn KvCache]) -> Result<()> {
-        let ids = &prompt.prompt[..prompt.query_start];
-        let layers = self.model.config().layers();
-        let (begun, passed) = (self.bar.position(), std::cell::Cell::new(0usize));
-        self.model.prefill(ids, caches, Wanted::Nothing, &|tokens| {
-            passed.set(passed.get() + tokens);
-            self.bar.set_position(begun + (passed.get() / layers) as u64);
-        })?;
-        self.bar.set_position(begun + ids.len() as u64);
-        Ok(())
     }
 }
 

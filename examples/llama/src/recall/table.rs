@@ -101,6 +101,10 @@ impl Figures {
 pub struct Comparison {
     /// One row per method, budget and context.
     pub rows: Vec<Row>,
+    /// The tokens of each prompt that prefill computed. The others up to the question were decode steps with full
+    /// attention. `None` if all were prefilled. Merged runs have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<usize>,
     /// For methods with codes, how far the prompts' keys are from the calibration's keys. Merged runs have none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub drifts: BTreeMap<String, Drift>,

@@ -1,0 +1,90 @@
+//! Fills caches with the tokens before a question.
+//!
+//! 1. Dense prefill computes the first tokens and gives their keys and values to every cache.
+//! 2. The other tokens are decode steps. The first cache attends, and every cache gets the keys and values.
+//!
+//! The caches then hold the same keys and values. The first cache should have full attention, because step 2 attends
+//! under its policy.
+
+use std::cell::Cell;
+
+use anyhow::{Result, bail, ensure};
+
+use crate::kv::{Committed, KvCache, KvGeometry, KvStats, Predict};
+use crate::model::{Model, Wanted};
+
+/// Fills empty caches with the tokens `ids`: the first `prefill` tokens by prefill, the others as decode steps. `None`
+/// takes all tokens by prefill.
+///
+/// `wanted` is what prefill computes beside keys and values. `progress` receives numbers of finished tokens, which add
+/// up to all of them.
+///
+/// # Errors
+/// Fails if `prefill` is 0 or more than the tokens, and as [`Model::prefill`] and [`Model::decode`] do.
+pub fn fill(
+    model: &Model,
+    ids: &[u32],
+    prefill: Option<usize>,
+    caches: &mut [&mut dyn KvCache],
+    wanted: Wanted,
+    progress: &dyn Fn(usize),
+) -> Result<()> {
+    let first = prefill.unwrap_or(ids.len());
+    ensure!((1..=ids.len()).contains(&first), "prefill of {first} tokens, but the cache gets {} tokens", ids.len());
+    let (layers, passed) = (model.config().layers(), Cell::new(0));
+    model.prefill(&ids[..first], caches, wanted, &|tokens| {
+        let before = passed.replace(passed.get() + tokens);
+        progress(passed.get() / layers - before / layers);
+    })?;
+    // Prefill leaves out a layer of the tokens whose output it does not need.
+    progress(first - passed.get() / layers);
+    let mut together = Together { caches };
+    for id in &ids[first..] {
+        model.decode(*id, &mut together)?;
+        progress(1);
+    }
+    Ok(())
+}
+
+/// Caches that get the same keys and values. The first one attends.
+struct Together<'a, 'b> {
+    caches: &'a mut [&'b mut dyn KvCache],
+}
+
+impl KvCache for Together<'_, '_> {
+    fn geometry(&self) -> &KvGeometry {
+        self.caches[0].geometry()
+    }
+
+    fn len(&self) -> usize {
+        self.caches[0].len()
+    }
+
+    fn append(&mut self, layer: usize, keys: &[f32], values: &[f32], tokens: usize) -> Result<()> {
+        self.caches.iter_mut().try_for_each(|cache| cache.append(layer, keys, values, tokens))
+    }
+
+    fn prepare(&mut self, layer: usize, queries: &[f32], predict: Option<&Predict<'_>>) -> Result<()> {
+        self.caches[0].prepare(layer, queries, predict)
+    }
+
+    fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
+        self.caches[0].attend(layer, queries, out)
+    }
+
+    fn commit(&mut self, new_ids: &[u32], state: &[u8]) -> Result<()> {
+        self.caches.iter_mut().try_for_each(|cache| cache.commit(new_ids, state))
+    }
+
+    fn committed(&self) -> Result<Option<Committed>> {
+        self.caches[0].committed()
+    }
+
+    fn stats(&self) -> KvStats {
+        self.caches[0].stats()
+    }
+
+    fn finish(self: Box<Self>, _keep: bool) -> Result<()> {
+        bail!("finish: each cache is finished by its owner")
+    }
+}
