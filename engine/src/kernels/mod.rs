@@ -10,6 +10,7 @@
 //! | `softmax_parts`, `lane_softmax` | the softmax of selection, in bf16 and in f32 |
 //! | `row_softmax` | the softmax of one query head over all entries |
 //! | `common_bits` | common bits of bit sets |
+//! | `nearest` | squared distances, and the nearest of many points |
 //! | `maxima` | the best units of groups |
 //! | `extremes` | minima and maxima of keys |
 //! | `matmul`, `subspace` | products of matrices, and the strongest directions of one |
@@ -43,6 +44,7 @@ mod kernel;
 mod lane_softmax;
 mod matmul;
 mod maxima;
+mod nearest;
 mod plane;
 mod prefetch;
 mod quantise;
@@ -73,6 +75,7 @@ pub use kernel::{Kernel, kernel_name};
 pub(crate) use lane_softmax::{exponentiate, lane_weights, powers};
 pub(crate) use matmul::{add_weighted_rows, multiply_add, multiply_add_upper, multiply_by_lanes};
 pub(crate) use maxima::{all_below, best_by_head, best_query_heads, best_scores, best_units};
+pub(crate) use nearest::{add_row, lower_distances, nearest_columns, scale_row, squared_norms, transpose};
 pub(crate) use plane::{PAD, Plane, SCRATCH};
 pub(crate) use prefetch::{PrefetchCursor, Prefetcher, prefetch};
 pub(crate) use quantise::{DequantiseError, QuantisedShape, dequantise_4, dequantise_8, quantise_4, quantise_8};

@@ -6,8 +6,8 @@
 //!
 //! 1. Each query head has its softmax over all entries. The weight of an entry is the sum over the heads.
 //! 2. Sinks and the window are left out, because they would join every cluster.
-//! 3. The other entries are taken by falling weight, ties by age, until they hold `weight` of the weight of all other
-//!    entries, or `share` of the entries is taken.
+//! 3. The other entries are taken by falling weight, ties by age. Enough are taken if they hold `weight` of the weight
+//!    of all others, or are `share` of the entries.
 //!
 //! Invariants:
 //! - An activated entry has a weight above 0.

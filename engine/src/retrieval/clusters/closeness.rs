@@ -117,11 +117,13 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const ALL: [Normalisation; 3] = [Normalisation::Frequency, Normalisation::Conditional, Normalisation::Jaccard];
+
     proptest! {
         #[test]
         fn the_least_common_count_is_where_closeness_exceeds_the_threshold(
             member in 1_u32..300, other in 1_u32..300, threshold in 0_u64..3 * ONE,
-            normalisation in prop::sample::select(vec![Normalisation::Frequency, Normalisation::Conditional, Normalisation::Jaccard]),
+            normalisation in prop::sample::select(ALL.to_vec()),
         ) {
             let least = normalisation.least_common(threshold, member, other);
             prop_assert!(least >= 1);

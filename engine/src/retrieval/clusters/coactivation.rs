@@ -138,6 +138,11 @@ impl CoActivation {
         &self.counts
     }
 
+    /// Returns the bits of all entries in blocks.
+    pub(super) fn blocks(&self) -> &[u64] {
+        &self.blocks
+    }
+
     /// Writes the words of an entry.
     pub(super) fn copy_words(&self, entry: usize, words: &mut [u64]) {
         words.iter_mut().enumerate().for_each(|(at, word)| *word = self.blocks[self.word_index(entry, at)]);

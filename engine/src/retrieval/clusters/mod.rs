@@ -11,6 +11,10 @@
 //! | `ranked` | the density of entries | SWARM, equation 4 |
 //! | `swarm` | medoid clusters | SWARM, Algorithm 1 |
 //! | `nearest_key` | clusters of entries that no query activated | |
+//! | `kmeans` | clusters of similar keys | DynaKV, section 4.1 |
+//! | `cluster_stats` | size, centroid and variance of a cluster | DynaKV, section 4.2 |
+//! | `adapt` | clusters that adapt while the context grows | DynaKV, Algorithm 1 |
+//! | `chain` | an order in which neighbours are retrieved together | DynaKV, equation 8 |
 //! | `planted` | a generator of planted co-activation | |
 //!
 //! Invariants of the room:
@@ -21,9 +25,13 @@
 //!   changed.
 
 mod activation;
+mod adapt;
+mod chain;
 mod closeness;
+mod cluster_stats;
 mod coactivation;
 mod key_matrix;
+mod kmeans;
 mod lists;
 mod nearest_key;
 mod planted;
@@ -32,9 +40,13 @@ mod ranked;
 mod swarm;
 
 pub use activation::ActivationRule;
+pub use adapt::{AdaptOptions, Adaptation, AdaptiveClusters, SplitRequest};
+pub use chain::{chain, chain_bytes_for, runs_in_order};
 pub use closeness::{ClusterRadius, Normalisation};
+pub use cluster_stats::ClusterStats;
 pub use coactivation::{CoActivation, MAX_PROFILE_ENTRIES, MAX_PROFILE_QUERIES};
 pub use key_matrix::MAX_KEY_MAGNITUDE;
+pub use kmeans::{KMeans, KMeansOptions};
 pub use lists::ClusterLists;
 pub use planted::{PlantedOptions, PlantedTopics};
 pub use swarm::{MedoidClustering, MedoidClusters, MedoidOptions};

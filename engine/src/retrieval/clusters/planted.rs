@@ -12,7 +12,7 @@
 use super::random::SeededRandom;
 use crate::error::{Error, ErrorKind, Result};
 
-/// What is planted.
+/// The topics and queries that are planted.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct PlantedOptions {
     /// The entries of the layer.
@@ -120,24 +120,26 @@ impl PlantedTopics {
         activated
     }
 
-    /// Returns keys `[entries, dim]`: the random centre of the entry's first topic, plus noise of `spread` times the
-    /// centre's length in the mean.
+    /// Returns keys `[entries, dim]`: the centre of the entry's first topic, plus noise of `spread` times the length of
+    /// a random key.
     ///
-    /// Entries without a topic have a centre of their own.
+    /// Sixteen topics make a family. The centre of a topic is that of its family, plus an offset of the same length, as
+    /// keys of a model have coarse and fine structure. An entry without a topic is a topic of its own.
     #[must_use]
     pub fn keys(&self, dim: usize, spread: f32) -> Vec<f32> {
-        let entries = self.options.entries;
+        let (entries, seed) = (self.options.entries, self.options.seed);
         let mut keys = vec![0.0; entries * dim];
         let mut topic_of = vec![None; entries];
         for (topic, members) in self.topics.iter().enumerate().rev() {
             members.iter().for_each(|entry| topic_of[*entry as usize] = Some(topic));
         }
         for (entry, (key, topic)) in keys.chunks_exact_mut(dim.max(1)).zip(topic_of).enumerate() {
-            let centre = topic.unwrap_or(self.options.topics + entry) as u64;
-            let mut of_topic = SeededRandom::of_part(self.options.seed, centre);
-            let mut of_entry = SeededRandom::of_part(!self.options.seed, entry as u64);
+            let topic = topic.unwrap_or(self.options.topics + entry) as u64;
+            let mut of_topic = SeededRandom::of_part(seed, 2 * topic);
+            let mut of_family = SeededRandom::of_part(seed, 2 * (topic / 16) + 1);
+            let mut of_entry = SeededRandom::of_part(!seed, entry as u64);
             for x in key {
-                *x = of_topic.normal() as f32 + spread * of_entry.normal() as f32;
+                *x = (of_family.normal() + of_topic.normal()) as f32 + spread * of_entry.normal() as f32;
             }
         }
         keys

@@ -183,3 +183,12 @@ impl RankedEntries {
         (fewest..=largest_count(&scan.common)).rev()
     }
 }
+
+/// Writes the number of queries that each entry of a profile has in common with one entry. Entries that fill the last
+/// block follow.
+pub(super) fn common_with_all(profile: &CoActivation, entry: u32, common: &mut Vec<u16>) {
+    let mut row = vec![0; profile.words()];
+    profile.copy_words(entry as usize, &mut row);
+    common.resize(profile.entries().next_multiple_of(BLOCK_ENTRIES), 0);
+    common_counts(&row, profile.blocks(), common);
+}

@@ -1,0 +1,398 @@
+//! Clusters that adapt while the context grows: DynaKV's Algorithm 1, with the delayed split.
+//!
+//! Source: DynaKV, section 4.2, Algorithm 1. The state machine does no I/O and keeps no keys of members. The caller
+//! says which clusters are in memory, and gets told what to load and split.
+//! 1. A step begins with the clusters that were retrieved, which are in memory ([`AdaptiveClusters::begin_step`]).
+//! 2. A new entry belongs to the nearest centroid. It joins if the variance stays at most the threshold.
+//! 3. Otherwise the cluster is split at once if it is in memory. If not, the cluster is flagged and the entry waits in
+//!    its buffer. A flagged cluster buffers every further entry.
+//! 4. A flagged cluster that is retrieved is split together with its buffer.
+//! 5. If the buffers hold `buffer_limit` entries, the cluster with the most of them is loaded and split.
+//! 6. A split is 2-means. Halves are split further while they are over a limit and have at least `min_split` entries.
+//!    The larger half keeps the number of the cluster.
+//!
+//! Beyond the paper, a cluster has at most `max_size` entries, because a dense cluster never passes the threshold.
+//!
+//! Invariants:
+//! - Each entry is a member of one cluster or waits in one buffer.
+//! - Centroid and variance are those of the members, without the buffer.
+//! - A split that is due comes before the next entry. The result depends on the order of entries and steps alone.
+
+use super::cluster_stats::ClusterStats;
+use super::key_matrix::check_keys;
+use super::kmeans::two_means;
+use super::lists::ClusterLists;
+use super::random::SeededRandom;
+use crate::error::{Error, ErrorKind, Result};
+use crate::kernels::lower_distances;
+
+/// Limits of adaptive clusters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AdaptOptions {
+    /// The variance above which a cluster is split. See [`AdaptiveClusters::quantile_of_variances`].
+    pub threshold: f64,
+    /// The most entries of a cluster. Four times the mean size is a good value.
+    pub max_size: usize,
+    /// The entries in buffers at which a cluster is loaded (`B_max`). 0 buffers nothing longer than a step.
+    pub buffer_limit: usize,
+    /// The fewest entries of a cluster that is split.
+    pub min_split: usize,
+    /// The seed of 2-means.
+    pub seed: u64,
+}
+
+impl Default for AdaptOptions {
+    fn default() -> Self {
+        Self { threshold: f64::MAX, max_size: 64, buffer_limit: 16, min_split: 4, seed: 0 }
+    }
+}
+
+/// What became of a new entry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adaptation {
+    /// The entry is a member of this cluster. It is to be written there.
+    Joined(u32),
+    /// The entry waits in the buffer of this cluster.
+    Buffered(u32),
+    /// This cluster is in memory and is to be split, before the next entry.
+    SplitDue(u32),
+}
+
+/// A cluster to split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SplitRequest {
+    /// The cluster.
+    pub cluster: u32,
+    /// True if the cluster is not in memory and has to be loaded first.
+    pub must_load: bool,
+}
+
+/// The clusters of one layer and KV head, which adapt to new entries.
+#[derive(Clone, Debug)]
+pub struct AdaptiveClusters {
+    dim: usize,
+    options: AdaptOptions,
+    centroids: Vec<f32>,
+    stats: Vec<ClusterStats>,
+    members: Vec<Vec<u32>>,
+    /// Entries that wait for the split of a flagged cluster.
+    buffers: Vec<Vec<u32>>,
+    flagged: Vec<bool>,
+    in_memory: Vec<bool>,
+    /// The clusters of this step's retrieval that are not yet looked at.
+    retrieved: Vec<u32>,
+    due: Option<u32>,
+    splits: u64,
+    distances: Vec<f32>,
+}
+
+impl AdaptiveClusters {
+    /// Returns the clusters of an initial partition of keys `[entries, dim]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: an option is out of range, the keys are not whole, finite and at most 1e15,
+    /// there is no cluster, a cluster is empty, or a member has no key.
+    pub fn new(keys: &[f32], dim: usize, initial: &ClusterLists, options: AdaptOptions) -> Result<Self> {
+        let entries = check_keys("adaptive clusters", keys, dim)?;
+        check(&options)?;
+        if initial.is_empty() || initial.iter().any(<[u32]>::is_empty) {
+            return refused(format!("{} clusters, of which none may be empty", initial.len()));
+        }
+        if let Some(entry) = initial.iter().flatten().find(|entry| **entry as usize >= entries) {
+            return refused(format!("entry {entry} is a member, but there are keys of {entries} entries"));
+        }
+        let (mut stats, mut centroids) = (vec![ClusterStats::default(); initial.len()], vec![0.0; initial.len() * dim]);
+        for ((members, stats), centroid) in initial.iter().zip(&mut stats).zip(centroids.chunks_exact_mut(dim)) {
+            members.iter().for_each(|entry| stats.add(centroid, &keys[*entry as usize * dim..][..dim]));
+        }
+        Ok(Self {
+            dim,
+            options,
+            centroids,
+            stats,
+            members: initial.iter().map(<[u32]>::to_vec).collect(),
+            buffers: vec![Vec::new(); initial.len()],
+            flagged: vec![false; initial.len()],
+            in_memory: vec![false; initial.len()],
+            retrieved: Vec::new(),
+            due: None,
+            splits: 0,
+            distances: Vec::new(),
+        })
+    }
+
+    /// Returns the bytes of the state of this many clusters and entries.
+    #[must_use]
+    pub fn bytes_for(clusters: usize, dim: usize, entries: usize) -> usize {
+        let per_cluster = size_of::<ClusterStats>() + 2 * size_of::<Vec<u32>>() + size_of::<f32>() + 8;
+        let centroids = clusters.saturating_mul(dim).saturating_mul(size_of::<f32>());
+        let members = entries.saturating_mul(2 * size_of::<u32>());
+        centroids.saturating_add(clusters.saturating_mul(per_cluster)).saturating_add(members)
+    }
+
+    /// Returns a quantile of the variances of the clusters: the threshold of a KV head.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the quantile is not from 0 to 1, NaN included.
+    pub fn quantile_of_variances(&self, quantile: f64) -> Result<f64> {
+        if !(0.0..=1.0).contains(&quantile) {
+            return refused(format!("{quantile} is not a quantile from 0 to 1"));
+        }
+        let mut variances: Vec<f64> = self.stats.iter().map(ClusterStats::variance).collect();
+        variances.sort_unstable_by(f64::total_cmp);
+        Ok(variances[(quantile * (variances.len() - 1) as f64).round() as usize])
+    }
+
+    /// Sets the variance above which clusters are split from now on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the threshold is negative or not finite. Nothing changed.
+    pub fn set_threshold(&mut self, threshold: f64) -> Result<()> {
+        let options = AdaptOptions { threshold, ..self.options };
+        check(&options)?;
+        self.options = options;
+        Ok(())
+    }
+
+    /// Begins a step: `retrieved` are the clusters that are in memory, and no others.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: there is no such cluster, or a split is due. Nothing changed.
+    pub fn begin_step(&mut self, retrieved: &[u32]) -> Result<()> {
+        if let Some(cluster) = retrieved.iter().find(|cluster| **cluster as usize >= self.len()) {
+            return refused(format!("cluster {cluster} was retrieved, but there are {}", self.len()));
+        }
+        self.check_nothing_due()?;
+        self.in_memory.fill(false);
+        retrieved.iter().for_each(|cluster| self.in_memory[*cluster as usize] = true);
+        self.retrieved = retrieved.iter().rev().copied().collect();
+        Ok(())
+    }
+
+    /// Takes in a new entry and its key.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the key is not `[dim]`, finite and at most 1e15, or a split is due. Nothing
+    /// changed.
+    pub fn append(&mut self, entry: u32, key: &[f32]) -> Result<Adaptation> {
+        if key.len() != self.dim {
+            return refused(format!("a key of {} elements, not {}", key.len(), self.dim));
+        }
+        check_keys("adaptive clusters", key, self.dim)?;
+        self.check_nothing_due()?;
+        let cluster = self.nearest(key);
+        let centroid = &mut self.centroids[cluster * self.dim..][..self.dim];
+        let stats = &mut self.stats[cluster];
+        let has_room = (stats.size() as usize) < self.options.max_size;
+        if !self.flagged[cluster] && has_room && stats.variance_with(centroid, key) <= self.options.threshold {
+            stats.add(centroid, key);
+            self.members[cluster].push(entry);
+            return Ok(Adaptation::Joined(cluster as u32));
+        }
+        self.buffers[cluster].push(entry);
+        self.flagged[cluster] = true;
+        if self.in_memory[cluster] {
+            self.due = Some(cluster as u32);
+            return Ok(Adaptation::SplitDue(cluster as u32));
+        }
+        Ok(Adaptation::Buffered(cluster as u32))
+    }
+
+    /// Returns the next cluster to split, or none. Ask until there is none, after each entry or at the end of a step.
+    ///
+    /// The order is: the split that is due, retrieved clusters that are flagged, then the cluster with the most
+    /// buffered entries while the buffers are full.
+    pub fn next_split(&mut self) -> Option<SplitRequest> {
+        if self.due.is_none() {
+            while let Some(cluster) = self.retrieved.pop() {
+                if self.flagged[cluster as usize] {
+                    self.due = Some(cluster);
+                    break;
+                }
+            }
+        }
+        let buffered = self.buffered();
+        if self.due.is_none() && buffered > 0 && buffered >= self.options.buffer_limit {
+            let fullest =
+                (0..self.len()).max_by_key(|cluster| (self.buffers[*cluster].len(), std::cmp::Reverse(*cluster)));
+            self.due = fullest.map(|cluster| cluster as u32);
+        }
+        self.due.map(|cluster| SplitRequest { cluster, must_load: !self.in_memory[cluster as usize] })
+    }
+
+    /// Returns the entries of a cluster that a split divides: the members, then its buffer.
+    ///
+    /// # Panics
+    /// There is no such cluster.
+    #[must_use]
+    pub fn entries_to_split(&self, cluster: u32) -> Vec<u32> {
+        let cluster = cluster as usize;
+        self.members[cluster].iter().chain(&self.buffers[cluster]).copied().collect()
+    }
+
+    /// Splits a cluster that was requested. `keys` are those of [`Self::entries_to_split`]. The cluster is in memory.
+    ///
+    /// Returns the clusters that hold its entries now, all of which are to be written. The first is the cluster itself.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: no split of this cluster is due, or the keys are of other entries. Nothing
+    /// changed.
+    pub fn split(&mut self, cluster: u32, keys: &[f32]) -> Result<Vec<u32>> {
+        if self.due != Some(cluster) {
+            return refused(format!("a split of cluster {cluster} was not requested"));
+        }
+        let entries = self.entries_to_split(cluster);
+        if check_keys("adaptive clusters", keys, self.dim)? != entries.len() {
+            return refused(format!("{} elements of the keys of {} entries", keys.len(), entries.len()));
+        }
+        let mut parts = self.divide(keys, entries.len());
+        // The larger part keeps the number. Of equal parts, the one with the oldest entry does.
+        let largest = parts.iter().enumerate().max_by_key(|(_, part)| (part.len(), std::cmp::Reverse(part[0])));
+        let largest = largest.map_or(0, |(at, _)| at);
+        parts.swap(0, largest);
+        let mut written = Vec::with_capacity(parts.len());
+        for (at, part) in parts.iter().enumerate() {
+            let number = if at == 0 { cluster as usize } else { self.open() };
+            self.fill(number, part, &entries, keys);
+            written.push(number as u32);
+        }
+        self.due = None;
+        Ok(written)
+    }
+
+    /// Returns the number of clusters.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.stats.len()
+    }
+
+    /// Returns whether there is no cluster, which is never the case.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.stats.is_empty()
+    }
+
+    /// Returns the members of a cluster, without its buffer.
+    ///
+    /// # Panics
+    /// There is no such cluster.
+    #[must_use]
+    pub fn members(&self, cluster: u32) -> &[u32] {
+        &self.members[cluster as usize]
+    }
+
+    /// Returns the entries that wait in the buffer of a cluster.
+    ///
+    /// # Panics
+    /// There is no such cluster.
+    #[must_use]
+    pub fn buffer(&self, cluster: u32) -> &[u32] {
+        &self.buffers[cluster as usize]
+    }
+
+    /// Returns the number of entries in all buffers.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.buffers.iter().map(Vec::len).sum()
+    }
+
+    /// Returns size and variance of each cluster.
+    #[must_use]
+    pub fn stats(&self) -> &[ClusterStats] {
+        &self.stats
+    }
+
+    /// Returns the centroids `[clusters, dim]`.
+    #[must_use]
+    pub fn centroids(&self) -> &[f32] {
+        &self.centroids
+    }
+
+    fn check_nothing_due(&self) -> Result<()> {
+        match self.due {
+            None => Ok(()),
+            Some(cluster) => refused(format!("a split of cluster {cluster} is due before this call")),
+        }
+    }
+
+    /// Returns the cluster with the nearest centroid, ties by the lower cluster.
+    fn nearest(&mut self, key: &[f32]) -> usize {
+        self.distances.clear();
+        self.distances.resize(self.stats.len(), f32::INFINITY);
+        lower_distances(&self.centroids, key, &mut self.distances);
+        let nearest = self.distances.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1));
+        nearest.map_or(0, |(cluster, _)| cluster)
+    }
+
+    /// Divides keys `[count, dim]` by 2-means, until each part is within the limits. Returns the indices of each part.
+    fn divide(&mut self, keys: &[f32], count: usize) -> Vec<Vec<u32>> {
+        let (mut open, mut parts): (Vec<Vec<u32>>, _) = (vec![(0..count as u32).collect()], Vec::new());
+        let mut is_whole = true;
+        while let Some(part) = open.pop() {
+            let rows: Vec<f32> =
+                part.iter().flat_map(|at| &keys[*at as usize * self.dim..][..self.dim]).copied().collect();
+            let is_over =
+                is_whole || part.len() > self.options.max_size || self.variance(&rows) > self.options.threshold;
+            is_whole = false;
+            if !is_over || part.len() < self.options.min_split {
+                parts.push(part);
+                continue;
+            }
+            self.splits += 1;
+            let halves = two_means(&rows, self.dim, &mut SeededRandom::of_part(self.options.seed, self.splits));
+            for half in [1, 0] {
+                open.push(part.iter().zip(&halves).filter(|(_, of)| **of == half).map(|(at, _)| *at).collect());
+            }
+        }
+        parts
+    }
+
+    fn variance(&self, rows: &[f32]) -> f64 {
+        let (mut stats, mut centroid) = (ClusterStats::default(), vec![0.0; self.dim]);
+        rows.chunks_exact(self.dim).for_each(|key| stats.add(&mut centroid, key));
+        stats.variance()
+    }
+
+    /// Adds an empty cluster in memory.
+    fn open(&mut self) -> usize {
+        self.stats.push(ClusterStats::default());
+        self.centroids.resize(self.centroids.len() + self.dim, 0.0);
+        self.members.push(Vec::new());
+        self.buffers.push(Vec::new());
+        self.flagged.push(false);
+        self.in_memory.push(true);
+        self.stats.len() - 1
+    }
+
+    /// Makes a part of the split entries the members of a cluster.
+    fn fill(&mut self, cluster: usize, part: &[u32], entries: &[u32], keys: &[f32]) {
+        let centroid = &mut self.centroids[cluster * self.dim..][..self.dim];
+        centroid.fill(0.0);
+        self.stats[cluster] = ClusterStats::default();
+        part.iter().for_each(|at| self.stats[cluster].add(centroid, &keys[*at as usize * self.dim..][..self.dim]));
+        self.members[cluster] = part.iter().map(|at| entries[*at as usize]).collect();
+        self.buffers[cluster] = Vec::new();
+        self.flagged[cluster] = false;
+        self.in_memory[cluster] = true;
+    }
+}
+
+fn check(options: &AdaptOptions) -> Result<()> {
+    if !(options.threshold.is_finite() && options.threshold >= 0.0) {
+        return refused(format!("a threshold of {} is not a finite variance", options.threshold));
+    }
+    if options.min_split < 2 || options.max_size < options.min_split {
+        return refused(format!(
+            "clusters of at most {} entries that are split from {} on; at least 2 entries are split",
+            options.max_size, options.min_split
+        ));
+    }
+    Ok(())
+}
+
+fn refused<T>(what: String) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidArgument, format!("adaptive clusters: {what}")))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,166 @@
+use super::*;
+use proptest::prelude::*;
+
+fn lists(clusters: &[&[u32]]) -> ClusterLists {
+    let mut lists = ClusterLists::new();
+    clusters.iter().for_each(|members| lists.push(members));
+    lists
+}
+
+/// Two clusters on a line, around 0.5 and 10.5, with entries 0 to 3.
+fn two_clusters(options: AdaptOptions) -> AdaptiveClusters {
+    AdaptiveClusters::new(&[0.0, 1.0, 10.0, 11.0], 1, &lists(&[&[0, 1], &[2, 3]]), options).unwrap()
+}
+
+#[test]
+fn an_entry_joins_the_nearest_cluster_while_the_variance_allows_it() {
+    let mut clusters = two_clusters(AdaptOptions { threshold: 1.0, ..AdaptOptions::default() });
+    assert_eq!(clusters.append(4, &[2.0]).unwrap(), Adaptation::Joined(0));
+    assert_eq!((clusters.members(0), clusters.centroids()[0]), (&[0, 1, 4][..], 1.0));
+    assert!((clusters.stats()[0].variance() - 2.0 / 3.0).abs() < 1e-6);
+    assert_eq!(clusters.append(5, &[8.0]).unwrap(), Adaptation::Buffered(1));
+    // A flagged cluster buffers every further entry, also one that fits.
+    assert_eq!(clusters.append(6, &[10.5]).unwrap(), Adaptation::Buffered(1));
+    assert_eq!(clusters.next_split(), None);
+    assert_eq!((clusters.buffer(1), clusters.buffered()), (&[5, 6][..], 2));
+}
+
+#[test]
+fn a_flagged_cluster_is_split_when_it_is_retrieved() {
+    let mut clusters = two_clusters(AdaptOptions { threshold: 1.0, ..AdaptOptions::default() });
+    clusters.append(4, &[7.0]).unwrap();
+    clusters.append(5, &[7.5]).unwrap();
+    clusters.begin_step(&[0, 1]).unwrap();
+    let request = SplitRequest { cluster: 1, must_load: false };
+    assert_eq!(clusters.next_split(), Some(request));
+    assert_eq!(clusters.next_split(), Some(request), "the request stays until the split");
+    for refused in [clusters.append(6, &[0.0]).unwrap_err(), clusters.begin_step(&[]).unwrap_err()] {
+        assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
+    }
+    assert_eq!(clusters.entries_to_split(1), [2, 3, 4, 5]);
+    assert_eq!(clusters.split(1, &[10.0, 11.0, 7.0, 7.5]).unwrap(), [1, 2]);
+    assert_eq!((clusters.members(1), clusters.members(2), clusters.buffered()), (&[2, 3][..], &[4, 5][..], 0));
+    assert_eq!(clusters.next_split(), None);
+}
+
+#[test]
+fn a_cluster_in_memory_is_split_at_once() {
+    let mut clusters = two_clusters(AdaptOptions { threshold: 1.0, min_split: 2, ..AdaptOptions::default() });
+    clusters.begin_step(&[1]).unwrap();
+    assert_eq!(clusters.append(4, &[14.0]).unwrap(), Adaptation::SplitDue(1));
+    assert_eq!(clusters.next_split(), Some(SplitRequest { cluster: 1, must_load: false }));
+    assert_eq!(clusters.split(1, &[10.0, 11.0, 14.0]).unwrap(), [1, 2]);
+    assert_eq!((clusters.members(1), clusters.members(2)), (&[2, 3][..], &[4][..]));
+    // The new cluster is in memory as well.
+    assert_eq!(clusters.append(5, &[17.0]).unwrap(), Adaptation::SplitDue(2));
+}
+
+#[test]
+fn full_buffers_load_the_cluster_with_the_most_entries() {
+    let mut clusters = two_clusters(AdaptOptions { threshold: 0.5, buffer_limit: 3, ..AdaptOptions::default() });
+    clusters.append(4, &[3.0]).unwrap();
+    clusters.append(5, &[8.0]).unwrap();
+    assert_eq!(clusters.next_split(), None);
+    clusters.append(6, &[8.5]).unwrap();
+    assert_eq!(clusters.next_split(), Some(SplitRequest { cluster: 1, must_load: true }));
+    clusters.split(1, &[10.0, 11.0, 8.0, 8.5]).unwrap();
+    assert_eq!(clusters.next_split(), None);
+    assert_eq!(clusters.buffer(0), [4]);
+}
+
+#[test]
+fn equal_keys_are_split_by_size() {
+    let options = AdaptOptions { threshold: 1.0, max_size: 8, buffer_limit: 0, ..AdaptOptions::default() };
+    let mut clusters = AdaptiveClusters::new(&[5.0], 1, &lists(&[&[0]]), options).unwrap();
+    for entry in 1..200 {
+        clusters.append(entry, &[5.0]).unwrap();
+        while let Some(request) = clusters.next_split() {
+            let keys = vec![5.0; clusters.entries_to_split(request.cluster).len()];
+            clusters.split(request.cluster, &keys).unwrap();
+        }
+    }
+    let sizes: Vec<u32> = clusters.stats().iter().map(ClusterStats::size).collect();
+    assert!(sizes.iter().all(|size| (4..=8).contains(size)), "{sizes:?}");
+}
+
+#[test]
+fn wrong_input_is_refused() {
+    let refused = |keys: &[f32], clusters: &[&[u32]], options| {
+        let error = AdaptiveClusters::new(keys, 1, &lists(clusters), options).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+    };
+    let good = AdaptOptions::default();
+    refused(&[1.0], &[], good);
+    refused(&[1.0], &[&[0], &[]], good);
+    refused(&[1.0], &[&[1]], good);
+    refused(&[f32::NAN], &[&[0]], good);
+    for threshold in [f64::NAN, f64::INFINITY, -1.0] {
+        refused(&[1.0], &[&[0]], AdaptOptions { threshold, ..good });
+        assert!(two_clusters(good).set_threshold(threshold).is_err());
+        assert!(two_clusters(good).quantile_of_variances(threshold).is_err());
+    }
+    refused(&[1.0], &[&[0]], AdaptOptions { min_split: 1, ..good });
+    refused(&[1.0], &[&[0]], AdaptOptions { max_size: 3, ..good });
+    let mut clusters = two_clusters(good);
+    assert!(clusters.append(4, &[1.0, 2.0]).is_err() && clusters.append(4, &[f32::INFINITY]).is_err());
+    assert!(clusters.begin_step(&[2]).is_err() && clusters.split(0, &[0.0, 1.0]).is_err());
+    assert_eq!(clusters.quantile_of_variances(1.0).unwrap(), 0.25);
+}
+
+/// Appends keys in steps. Each step retrieves the clusters of its bits.
+fn grow(keys: &[f32], dim: usize, retrieved: &[u64], per_step: usize, options: AdaptOptions) -> AdaptiveClusters {
+    let first = ClusterLists::from_assignment(&[0, 1, 0, 1, 0, 1], 2);
+    let mut clusters = AdaptiveClusters::new(&keys[..6 * dim], dim, &first, options).unwrap();
+    let entries: Vec<u32> = (6..(keys.len() / dim) as u32).collect();
+    for (step, entries) in entries.chunks(per_step).enumerate() {
+        let bits = retrieved[step * per_step / 4 % retrieved.len()];
+        if (step * per_step).is_multiple_of(4) {
+            let chosen: Vec<u32> = (0..clusters.len() as u32).filter(|c| bits >> (c % 64) & 1 == 1).collect();
+            clusters.begin_step(&chosen).unwrap();
+        }
+        for entry in entries {
+            clusters.append(*entry, &keys[*entry as usize * dim..][..dim]).unwrap();
+            while let Some(request) = clusters.next_split() {
+                let due = clusters.entries_to_split(request.cluster);
+                let rows: Vec<f32> = due.iter().flat_map(|at| &keys[*at as usize * dim..][..dim]).copied().collect();
+                clusters.split(request.cluster, &rows).unwrap();
+            }
+        }
+    }
+    clusters
+}
+
+proptest! {
+    #[test]
+    fn every_entry_is_in_one_place_and_statistics_are_exact(
+        keys in prop::collection::vec(-4.0_f32..4.0, 20..400), retrieved in prop::collection::vec(any::<u64>(), 1..9),
+        threshold in 0.1_f64..6.0, max_size in 4_usize..20, buffer_limit in 0_usize..20,
+    ) {
+        let keys = &keys[..keys.len() / 2 * 2];
+        let options = AdaptOptions { threshold, max_size, buffer_limit, ..AdaptOptions::default() };
+        let clusters = grow(keys, 2, &retrieved, 1, options);
+        let mut seen: Vec<u32> = (0..clusters.len() as u32).flat_map(|c| clusters.entries_to_split(c)).collect();
+        seen.sort_unstable();
+        prop_assert!(seen.into_iter().eq(0..(keys.len() / 2) as u32));
+        prop_assert!(clusters.buffered() < buffer_limit.max(1));
+        for (at, (stats, centroid)) in clusters.stats().iter().zip(clusters.centroids().chunks(2)).enumerate() {
+            let members = clusters.members(at as u32);
+            prop_assert!(members.len() == stats.size() as usize && (1..=max_size).contains(&members.len()));
+            let size = members.len() as f64;
+            let mut variance = 0.0;
+            for d in 0..2 {
+                let column = |e: &u32| f64::from(keys[*e as usize * 2 + d]);
+                let mean = members.iter().map(column).sum::<f64>() / size;
+                variance += members.iter().map(|e| (column(e) - mean).powi(2)).sum::<f64>() / size;
+                prop_assert!((mean - f64::from(centroid[d])).abs() < 1e-4);
+            }
+            prop_assert!((stats.variance() - variance).abs() < 1e-4);
+            let is_initial = at < 2;
+            prop_assert!(is_initial || variance <= threshold + 1e-4 || members.len() < options.min_split);
+        }
+        // The same entries and steps give the same clusters, however the entries are cut into pieces.
+        let again = grow(keys, 2, &retrieved, 4, options);
+        prop_assert_eq!(again.centroids(), clusters.centroids());
+        prop_assert_eq!(&again.members, &clusters.members);
+    }
+}

@@ -1,0 +1,117 @@
+//! [`ClusterStats`]: size, centroid and variance of a cluster, updated in O(d) per entry.
+//!
+//! Source: DynaKV, section 4.2 (UPDATEVAR and UPDATESTATS of Algorithm 1), by the recurrence of Welford (1962). With
+//! d the distance of a key to the centroid before it joins n - 1 others:
+//! - the centroid moves by 1/n of the way to the key,
+//! - the sum of squared distances to the centroid rises by `d^2 (n - 1) / n`.
+//!
+//! Invariants:
+//! - The variance is the mean squared distance of the members to their centroid, summed over the dimensions.
+//! - Without a member, the centroid and the sum are 0.
+
+use crate::kernels::{add_row, lower_distances, scale_row};
+
+/// Size and spread of a cluster. Its centroid is kept beside it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ClusterStats {
+    size: u32,
+    /// The sum of squared distances of the members to the centroid.
+    squares: f64,
+}
+
+impl ClusterStats {
+    /// Returns the number of members.
+    #[must_use]
+    pub fn size(&self) -> u32 {
+        self.size
+    }
+
+    /// Returns the mean squared distance of the members to the centroid, or 0 without a member.
+    #[must_use]
+    pub fn variance(&self) -> f64 {
+        self.squares / f64::from(self.size.max(1))
+    }
+
+    /// Returns the variance that the cluster has once `key` joins.
+    #[must_use]
+    pub fn variance_with(&self, centroid: &[f32], key: &[f32]) -> f64 {
+        let size = f64::from(self.size);
+        (self.squares + squared_distance(centroid, key) * size / (size + 1.0)) / (size + 1.0)
+    }
+
+    /// Adds a key.
+    pub fn add(&mut self, centroid: &mut [f32], key: &[f32]) {
+        let before = f64::from(self.size);
+        self.squares += squared_distance(centroid, key) * before / (before + 1.0);
+        self.size += 1;
+        let share = 1.0 / (before + 1.0);
+        scale_row(centroid, (before * share) as f32);
+        add_row(centroid, key, share as f32);
+    }
+
+    /// Removes a key that was added.
+    ///
+    /// # Panics
+    /// There is no member.
+    pub fn remove(&mut self, centroid: &mut [f32], key: &[f32]) {
+        assert!(self.size > 0, "a cluster has a member to remove");
+        self.size -= 1;
+        let left = f64::from(self.size);
+        if self.size == 0 {
+            self.squares = 0.0;
+            return centroid.fill(0.0);
+        }
+        self.squares = (self.squares - squared_distance(centroid, key) * (left + 1.0) / left).max(0.0);
+        scale_row(centroid, ((left + 1.0) / left) as f32);
+        add_row(centroid, key, (-1.0 / left) as f32);
+    }
+}
+
+fn squared_distance(centroid: &[f32], key: &[f32]) -> f64 {
+    let mut distance = [f32::INFINITY];
+    lower_distances(key, centroid, &mut distance);
+    f64::from(distance[0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::retrieval::clusters::random::SeededRandom;
+
+    #[test]
+    fn statistics_equal_a_recomputation_after_ten_thousand_updates() {
+        for (dim, bias) in [(1, 0.0), (16, 0.6), (33, -0.3)] {
+            let mut random = SeededRandom::new(dim as u64);
+            let (mut stats, mut centroid) = (ClusterStats::default(), vec![0.0; dim]);
+            let mut members: Vec<Vec<f32>> = Vec::new();
+            for update in 0..10_000 {
+                if members.is_empty() || random.unit() < 0.505 {
+                    let key: Vec<f32> = (0..dim).map(|_| (random.normal() + bias) as f32).collect();
+                    let (size, with) = (members.len() as f64 + 1.0, stats.variance_with(&centroid, &key));
+                    stats.add(&mut centroid, &key);
+                    assert!((with - stats.variance()).abs() < 1e-9 * size);
+                    members.push(key);
+                } else {
+                    let key = members.swap_remove(random.below(members.len()));
+                    stats.remove(&mut centroid, &key);
+                }
+                if update % 499 != 0 && update != 9_999 {
+                    continue;
+                }
+                let size = members.len().max(1) as f64;
+                let mean: Vec<f64> =
+                    (0..dim).map(|d| members.iter().map(|key| f64::from(key[d])).sum::<f64>() / size).collect();
+                let squares =
+                    |key: &Vec<f32>| key.iter().zip(&mean).map(|(x, m)| (f64::from(*x) - m).powi(2)).sum::<f64>();
+                let variance = members.iter().map(squares).sum::<f64>() / size;
+                assert_eq!(stats.size() as usize, members.len());
+                assert!(
+                    (stats.variance() - variance).abs() <= 1e-4 * variance.max(0.1),
+                    "{} {variance}",
+                    stats.variance()
+                );
+                assert!(centroid.iter().zip(&mean).all(|(c, m)| (f64::from(*c) - m).abs() < 1e-4));
+            }
+        }
+    }
+}
