@@ -1,8 +1,8 @@
 //! Limits of a device, given one by one or by a profile, and the rate of the host that they are compared with.
 //!
 //! A profile is the read speed of a real device, scaled down to what two cores can drive. Bytes and requests are scaled
-//! by the same factor, so that the size of a request at which the device changes from one limit to the other is that of
-//! the real device. Writes have no profile, because the figures to reproduce are of reads.
+//! by the same factor. Small requests are therefore limited by their number up to the same size as on the real device.
+//! Writes have no profile, because the figures to reproduce are of reads.
 
 use crate::support::args::size;
 use crate::support::bare::{BareReader, write_file};
@@ -83,7 +83,7 @@ pub(crate) struct ReadLimitArgs {
 }
 
 impl ReadLimitArgs {
-    /// Returns the limits: those given, and those of the profile for the others.
+    /// Returns the limits. A limit that is not given is the profile's.
     pub(crate) fn limits(&self) -> DeviceLimits {
         let profile = self.profile.map_or(DeviceLimits::NONE, DeviceProfile::limits);
         DeviceLimits {
