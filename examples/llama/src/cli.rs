@@ -30,6 +30,9 @@ const RECALL_EXAMPLES: &str = "Examples:
   kvrun recall --policy window --contexts 1024 --tasks S,MK --limit 5 --json
   # long decoding: 256 tokens by prefill, all others as decode steps with full attention
   kvrun recall --prefill 256 --contexts 1024
+  # a change of distribution: a haystack of task S before those of MK and MKD
+  kvrun recall --shift --contexts 1024
+  kvrun recall --shift=1024 --contexts 2048 --memory-limit 32MiB
   # keys and values on two SSDs, selected by low-rank keys
   kvrun recall --policy kvswap --sigma 8 --adapters adapters --device /mnt/a/kv --device /mnt/b/kv";
 
@@ -508,7 +511,7 @@ mod tests {
         let texts = [EXAMPLES, RECALL_EXAMPLES, CALIBRATE_EXAMPLES, COMPARE_EXAMPLES, GENERATE_EXAMPLES];
         let lines = texts.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("  "));
         let commands: Vec<&str> = lines.filter(|line| !line.starts_with('#')).collect();
-        assert_eq!(commands.len(), 16);
+        assert_eq!(commands.len(), 18);
         commands.into_iter().for_each(parses);
         for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -521,7 +524,7 @@ mod tests {
         let readme = include_str!("../README.md").replace("\\\n", " ");
         let commands = readme.lines().filter(|line| line.starts_with("kvrun "));
         let commands: Vec<&str> = commands.map(|line| line.split('#').next().unwrap_or_default()).collect();
-        assert_eq!(commands.len(), 15);
+        assert_eq!(commands.len(), 16);
         commands.into_iter().for_each(parses);
     }
 

@@ -61,6 +61,21 @@ fn a_short_prefill_changes_the_cost_and_no_answer() {
 }
 
 #[test]
+fn shifted_prompts_ask_about_the_second_haystack() {
+    let args = ["recall", "--policy", "full", "--contexts", "1024", "--limit", "1", "--shift", "--json"];
+    let json: Value = serde_json::from_str(&stdout(&kvrun(&args))).unwrap();
+    assert!(json["passed_over"].is_u64(), "{json}");
+    let cells = json["cells"].as_array().unwrap();
+    assert_eq!(cells.len(), 2);
+    for (cell, task) in cells.iter().zip(["S+MK", "S+MKD"]) {
+        assert_eq!((&cell["task"], &cell["context"], &cell["accuracy"]), (&task.into(), &2048.into(), &1.0.into()));
+        assert!(cell["kv_bytes_total"].as_u64().unwrap() > 2 << 20);
+    }
+    assert!(failure(&["recall", "--shift", "--tasks", "S"]).contains("choose other --tasks"));
+    assert!(failure(&["recall", "--shift=7"]).contains("contexts [7]"));
+}
+
+#[test]
 fn prefetching_changes_no_answer_and_reports_what_it_saved() {
     let dir = tempfile::tempdir().unwrap();
     let ids = dir.path().join("ids");

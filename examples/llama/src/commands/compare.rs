@@ -42,7 +42,8 @@ fn run(args: &CompareArgs) -> Result<recall::Comparison> {
     let model = Model::load(&dir)?;
     let file = args.prompts.clone().unwrap_or_else(|| dir.join("prompts.jsonl.gz"));
     let filter = PromptFilter { file: &file, tasks: &args.tasks, contexts: &args.contexts, limit: args.limit };
-    let prompts = args.modes.load(&filter)?;
+    let loaded = args.modes.load(&filter)?;
+    let prompts = &loaded.prompts;
     let reconstructs = args.methods.iter().any(|policy| policy.rank().is_some());
     let geometry = geometry(&model, args.dtype, reconstructs)?;
     let backend = backend::open(&args.backend_options(), geometry, fingerprint(&dir)?)?;
@@ -55,9 +56,11 @@ fn run(args: &CompareArgs) -> Result<recall::Comparison> {
         adapters: args.adapters.as_deref(),
         probe: args.probe,
     };
-    let table = recall::compare(&model, &prompts, &backend, &plan, &|n| bar.inc(n as u64))?;
+    let mut table = recall::compare(&model, prompts, &backend, &plan, &|n| bar.inc(n as u64))?;
+    table.passed_over = loaded.passed_over;
     bar.finish_and_clear();
-    for line in table.drifts.iter().filter_map(|(method, drift)| drift.line(method)) {
+    let drifts = table.drifts.iter().filter_map(|(method, drift)| drift.line(method));
+    for line in drifts.chain(loaded.note()) {
         eprintln!("{line}");
     }
     backend.close()?;

@@ -18,7 +18,8 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let model = Model::load(&args.model_dir())?;
     let file = args.prompt_file();
     let filter = PromptFilter { file: &file, tasks: &args.tasks, contexts: &args.contexts, limit: args.limit };
-    let prompts = args.modes.load(&filter)?;
+    let loaded = args.modes.load(&filter)?;
+    let prompts = &loaded.prompts;
     let options = args.backend_options()?;
     let geometry = geometry(&model, args.cache.dtype, options.policy.rank().is_some())?;
     let backend = backend::open(&options, geometry, fingerprint(&args.model_dir())?)?;
@@ -28,7 +29,7 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let mut drift = recall::Drift::default();
     let policy = (options.policy.name(), budget.as_str());
     let prefill = args.modes.prefill_tokens();
-    let run = RecallRun { model: &model, prompts: &prompts, policy, prefill, bar: &bar };
+    let run = RecallRun { model: &model, prompts, policy, prefill, bar: &bar };
     let mut report = run.run(
         || backend.in_memory(),
         |prompt| backend.create(&format!("recall/{}", prompt.id)),
@@ -40,7 +41,7 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
             Box::new(cache).finish(args.keep)
         },
     )?;
-    report.drift = drift;
+    (report.drift, report.passed_over) = (drift, loaded.passed_over);
     bar.finish_and_clear();
     let notes = backend.notes(report.steps());
     backend.close()?;
@@ -52,7 +53,7 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     write!(out, "{report}")?;
     let seconds = begin.elapsed().as_secs_f64();
     writeln!(out, "{} prompts, {tokens} tokens before the questions, {seconds:.0} s", prompts.len())?;
-    for note in notes {
+    for note in loaded.note().into_iter().chain(notes) {
         writeln!(out, "{note}")?;
     }
     if let Some(peak) = process::resident_peak_bytes() {

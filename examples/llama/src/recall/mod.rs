@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `prompts` | all | reads prompt files |
 //! | `modes` | `recall`, `compare` | options that change how prompts are run |
+//! | `needles` | `recall`, `compare` | makes prompts from the needles of others |
 //! | `fill` | all | fills caches with the tokens before a question |
 //! | `run`, `report` | `kvrun recall` | answers prompts under one policy, and reports accuracy and bytes read |
 //! | `compare`, `table`, `plot` | `kvrun compare` | runs many methods on the same stored bytes |
@@ -15,6 +16,7 @@ mod compare;
 mod drift;
 mod fill;
 mod modes;
+mod needles;
 mod plot;
 mod prompts;
 mod report;
@@ -25,7 +27,8 @@ pub use calibrate::{collect, fit};
 pub use compare::{Plan, compare};
 pub use drift::Drift;
 pub use fill::fill;
-pub use modes::{ModeArgs, PromptFilter};
+pub use modes::{Loaded, ModeArgs, PromptFilter};
+pub use needles::shift;
 pub use plot::svg;
 pub use prompts::{Prompt, load};
 pub use report::{Cell, Report, pipeline_line};

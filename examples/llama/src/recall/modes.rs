@@ -1,10 +1,13 @@
 //! Options of `kvrun recall` and `kvrun compare` that change how prompts are run.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::path::Path;
 
 use anyhow::{Result, ensure};
 use clap::Args;
 
+use super::needles::shift;
 use super::prompts::{self, Prompt};
 
 /// The options.
@@ -14,6 +17,34 @@ pub struct ModeArgs {
     /// attention [default: all tokens]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub prefill: Option<u32>,
+    /// Put the haystack of a prompt of task S before that of each prompt; tasks are then MK and MKD by default. CONTEXT
+    /// is that of S [default: the same]
+    #[arg(long, value_name = "CONTEXT", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
+    pub shift: Option<usize>,
+}
+
+/// The task whose haystacks `--shift` puts first.
+const FIRST_TASK: &str = "S";
+
+/// The tasks of prompts with many needles.
+const MANY_NEEDLES: [&str; 2] = ["MK", "MKD"];
+
+/// The prompts of a run.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The prompts.
+    pub prompts: Vec<Prompt>,
+    /// The pairs that `--shift` passed over because their needles contradict each other. `None` without `--shift`.
+    pub passed_over: Option<usize>,
+}
+
+impl Loaded {
+    /// Returns a line about pairs that were passed over.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        let count = self.passed_over?;
+        Some(format!("{count} pairs passed over because their needles contradict each other"))
+    }
 }
 
 /// The prompts to choose from a file.
@@ -44,8 +75,14 @@ impl ModeArgs {
     ///
     /// # Errors
     /// Fails as [`prompts::load`] does, or if an option does not suit a prompt. The error names the prompt.
-    pub fn load(&self, filter: &PromptFilter<'_>) -> Result<Vec<Prompt>> {
-        let prompts = filter.load()?;
+    pub fn load(&self, filter: &PromptFilter<'_>) -> Result<Loaded> {
+        let many = MANY_NEEDLES.map(str::to_owned);
+        let tasks = if self.shift.is_some() && filter.tasks.is_empty() { &many[..] } else { filter.tasks };
+        let (mut prompts, mut passed_over) = (PromptFilter { tasks, ..*filter }.load()?, None);
+        if let Some(context) = self.shift {
+            let (shifted, count) = shifted(prompts, context, filter.file)?;
+            (prompts, passed_over) = (shifted, Some(count));
+        }
         if let Some(prefill) = self.prefill_tokens() {
             for Prompt { id, query_start, .. } in &prompts {
                 ensure!(
@@ -55,7 +92,7 @@ impl ModeArgs {
                 );
             }
         }
-        Ok(prompts)
+        Ok(Loaded { prompts, passed_over })
     }
 
     /// Returns the tokens of a prompt that prefill computes, or `None` for all up to the question.
@@ -63,4 +100,40 @@ impl ModeArgs {
     pub fn prefill_tokens(&self) -> Option<usize> {
         self.prefill.map(|tokens| tokens as usize)
     }
+}
+
+/// Returns each prompt behind the haystack of a prompt of [`FIRST_TASK`], and how many pairs were passed over.
+///
+/// The first prompt of a task and context takes the first haystack, the second one the second. If their needles
+/// contradict each other, the next haystack is tried. A prompt that every haystack contradicts is left out.
+fn shifted(prompts: Vec<Prompt>, context: usize, file: &Path) -> Result<(Vec<Prompt>, usize)> {
+    let mut counts: HashMap<(String, usize), usize> = HashMap::new();
+    let mut haystacks: HashMap<usize, Vec<Prompt>> = HashMap::new();
+    let (mut shifted, mut passed_over) = (Vec::new(), 0);
+    for prompt in prompts {
+        ensure!(
+            prompt.task != FIRST_TASK,
+            "--shift puts a haystack of task {FIRST_TASK} first; choose other --tasks, such as MK,MKD"
+        );
+        let first_context = if context == 0 { prompt.context } else { context };
+        let firsts = match haystacks.entry(first_context) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                new.insert(prompts::load(file, &[FIRST_TASK.to_owned()], &[first_context], usize::MAX)?)
+            }
+        };
+        let count = counts.entry((prompt.task.clone(), prompt.context)).or_default();
+        let start = *count;
+        *count += 1;
+        let order = (0..firsts.len()).map(|at| &firsts[(start + at) % firsts.len()]);
+        for first in order {
+            if let Some(pair) = shift(first, &prompt) {
+                shifted.push(pair);
+                break;
+            }
+            passed_over += 1;
+        }
+    }
+    ensure!(!shifted.is_empty(), "--shift: the needles of all {passed_over} pairs contradict each other");
+    Ok((shifted, passed_over))
 }

@@ -136,6 +136,10 @@ pub struct Report {
     /// attention. `None` if all were prefilled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill: Option<usize>,
+    /// The pairs of haystacks that were passed over because their needles contradict each other. `None` if prompts were
+    /// not shifted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passed_over: Option<usize>,
     /// How far the prompts' keys are from the calibration's keys, if the policy's method has codes.
     #[serde(skip_serializing_if = "Drift::is_empty")]
     pub drift: Drift,

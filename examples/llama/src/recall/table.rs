@@ -105,6 +105,10 @@ pub struct Comparison {
     /// attention. `None` if all were prefilled. Merged runs have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill: Option<usize>,
+    /// The pairs of haystacks that were passed over because their needles contradict each other. `None` if prompts were
+    /// not shifted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub passed_over: Option<usize>,
     /// For methods with codes, how far the prompts' keys are from the calibration's keys. Merged runs have none.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub drifts: BTreeMap<String, Drift>,
