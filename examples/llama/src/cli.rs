@@ -33,6 +33,8 @@ const RECALL_EXAMPLES: &str = "Examples:
   # a change of distribution: a haystack of task S before those of MK and MKD
   kvrun recall --shift --contexts 1024
   kvrun recall --shift=1024 --contexts 2048 --memory-limit 32MiB
+  # a document that is asked many times: 16 questions about each haystack, each from a fork
+  kvrun recall --questions 16 --contexts 1024 --limit 2 --json
   # keys and values on two SSDs, selected by low-rank keys
   kvrun recall --policy kvswap --sigma 8 --adapters adapters --device /mnt/a/kv --device /mnt/b/kv";
 
@@ -511,7 +513,7 @@ mod tests {
         let texts = [EXAMPLES, RECALL_EXAMPLES, CALIBRATE_EXAMPLES, COMPARE_EXAMPLES, GENERATE_EXAMPLES];
         let lines = texts.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("  "));
         let commands: Vec<&str> = lines.filter(|line| !line.starts_with('#')).collect();
-        assert_eq!(commands.len(), 18);
+        assert_eq!(commands.len(), 19);
         commands.into_iter().for_each(parses);
         for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -524,7 +526,7 @@ mod tests {
         let readme = include_str!("../README.md").replace("\\\n", " ");
         let commands = readme.lines().filter(|line| line.starts_with("kvrun "));
         let commands: Vec<&str> = commands.map(|line| line.split('#').next().unwrap_or_default()).collect();
-        assert_eq!(commands.len(), 16);
+        assert_eq!(commands.len(), 17);
         commands.into_iter().for_each(parses);
     }
 

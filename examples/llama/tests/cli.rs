@@ -76,6 +76,35 @@ fn shifted_prompts_ask_about_the_second_haystack() {
 }
 
 #[test]
+fn questions_are_reported_in_two_halves() {
+    let args = ["--contexts", "1024", "--tasks", "MK", "--limit", "1", "--questions", "4", "--json"];
+    let recall = |more: &[&str]| -> Value {
+        serde_json::from_str(&stdout(&kvrun(&[&["recall"], more, &args[..]].concat()))).unwrap()
+    };
+    for policy in [&["--policy", "full"][..], &["--policy", "signs", "--budget", "1/3"]] {
+        let json = recall(policy);
+        let answers = json["answers"].as_array().unwrap();
+        let halves: Vec<&str> = answers.iter().map(|answer| answer["half"].as_str().unwrap()).collect();
+        assert_eq!(halves, ["profile", "answer", "profile", "answer"]);
+        assert_eq!(answers[3]["id"], "MK-1024-0#3");
+        assert!(answers.iter().all(|answer| answer["full_accuracy"] == 1.0 && answer["accuracy"] == 1.0), "{json}");
+        let cells = json["cells"].as_array().unwrap();
+        let of = |cell: &Value| (cell["half"].clone(), cell["n"].clone());
+        let expected = [("profile".into(), 2.into()), ("answer".into(), 2.into())];
+        assert_eq!(cells.iter().map(of).collect::<Vec<_>>(), expected);
+        assert!(cells.iter().all(|cell| cell["kv_bytes_read_per_step"].as_u64().unwrap() > 0), "{json}");
+    }
+    let compare = [&["compare", "--methods", "minmax", "--budgets", "1/4"], &args[..]].concat();
+    let json: Value = serde_json::from_str(&stdout(&kvrun(&compare))).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 4, "{json}");
+    assert!(rows.iter().all(|row| row["half"].is_string() && row["n"] == 2 && row["accuracy"] == 1.0), "{json}");
+    let few = failure(&["recall", "--contexts", "1024", "--tasks", "S", "--limit", "1", "--questions", "4"]);
+    assert!(few.contains("1 value needles of S-1024-0"), "{few}");
+    assert!(failure(&["recall", "--contexts", "1024", "--limit", "1", "--questions", "3"]).contains("even number"));
+}
+
+#[test]
 fn prefetching_changes_no_answer_and_reports_what_it_saved() {
     let dir = tempfile::tempdir().unwrap();
     let ids = dir.path().join("ids");

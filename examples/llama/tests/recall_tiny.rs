@@ -124,11 +124,19 @@ fn full_attention_answers_as_the_reference_says() {
     let bar = ProgressBar::hidden();
     for dtype in [KvDType::F32, KvDType::F16] {
         let geometry = model.kv_geometry(dtype);
-        let run = RecallRun { model: &model, prompts: &prompts, policy: ("full", "1"), prefill: None, bar: &bar };
+        let run = RecallRun {
+            model: &model,
+            prompts: &prompts,
+            policy: ("full", "1"),
+            prefill: None,
+            questions: None,
+            bar: &bar,
+        };
         let report = run
             .run(
                 || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
                 |_| Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
+                |cache| Ok(cache.clone()),
                 |_, _| Ok(()),
             )
             .unwrap();
@@ -148,11 +156,19 @@ fn the_window_policy_alone_does_not_find_the_answers() {
     let geometry = model.kv_geometry(KvDType::F32);
     let policy = MemoryPolicy::Window { sinks: 4, budget: "1/13".parse().unwrap() };
     let bar = ProgressBar::hidden();
-    let run = RecallRun { model: &model, prompts: &prompts, policy: ("window", "1/13"), prefill: None, bar: &bar };
+    let run = RecallRun {
+        model: &model,
+        prompts: &prompts,
+        policy: ("window", "1/13"),
+        prefill: None,
+        questions: None,
+        bar: &bar,
+    };
     let report = run
         .run(
             || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
             |_| Ok(MemoryKv::new(geometry.clone(), policy)),
+            |cache| Ok(cache.clone()),
             |_, _| Ok(()),
         )
         .unwrap();

@@ -41,12 +41,14 @@ fn recall_with(options: &KvOptions, dtype: KvDType, limit: usize) -> (recall::Re
         prompts: &prompts,
         policy: (options.policy.name(), "1/13"),
         prefill: None,
+        questions: None,
         bar: &bar,
     };
     let report = run
         .run(
             || backend.in_memory(),
             |prompt| backend.create(&prompt.id),
+            |cache| backend.fork(cache),
             |_, cache| {
                 assert_eq!(cache.stats().bytes_read, cache.asked_bytes(), "completed and planned bytes");
                 Box::new(cache).finish(false)

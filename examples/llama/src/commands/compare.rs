@@ -52,6 +52,7 @@ fn run(args: &CompareArgs) -> Result<recall::Comparison> {
         policies: &args.methods,
         budgets: &args.budgets,
         prefill: args.modes.prefill_tokens(),
+        questions: args.modes.question_count(),
         dense_layers: args.dense_layers as usize,
         adapters: args.adapters.as_deref(),
         probe: args.probe,

@@ -29,13 +29,16 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let mut drift = recall::Drift::default();
     let policy = (options.policy.name(), budget.as_str());
     let prefill = args.modes.prefill_tokens();
-    let run = RecallRun { model: &model, prompts, policy, prefill, bar: &bar };
+    let questions = args.modes.question_count();
+    let run = RecallRun { model: &model, prompts, policy, prefill, questions, bar: &bar };
     let mut report = run.run(
         || backend.in_memory(),
         |prompt| backend.create(&format!("recall/{}", prompt.id)),
+        |cache| backend.fork(cache),
         |prompt, mut cache| {
             if args.keep {
-                cache.commit(&prompt.fed().collect::<Vec<_>>(), recall::STATE)?;
+                let fed: Vec<u32> = if questions.is_none() { prompt.fed().collect() } else { Vec::new() };
+                cache.commit(&fed, recall::STATE)?;
             }
             drift.add(&cache.own_drift().map_err(engine_error)?);
             Box::new(cache).finish(args.keep)

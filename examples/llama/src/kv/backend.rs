@@ -3,6 +3,7 @@
 //! 1. [`open`] opens or creates the store of [`KvOptions`]. Without `--device` it uses a temporary directory, which it
 //!    prefers to place on a disk.
 //! 2. [`Backend::create`] makes an empty sequence. [`Backend::session`] opens a sequence that an earlier run committed.
+//!    [`Backend::fork`] makes a second sequence with the same tokens.
 //! 3. Each cache gets the run's policy, and its selector if the method has one.
 //! 4. [`Backend::notes`] tells what was read and written, and [`Backend::close`] closes the store.
 
@@ -235,6 +236,14 @@ impl Backend {
             CreateOptions::new().key(key).store_summary(StoredSummary::MinMax).summary_residency(self.summaries);
         let sequence = self.store.create_sequence(&self.layout, options).map_err(engine_error)?;
         self.cache(sequence)
+    }
+
+    /// Makes a cache with the same tokens, which has no name. If it is dropped without a commit, it leaves nothing.
+    ///
+    /// # Errors
+    /// Fails if the store reports an error.
+    pub fn fork(&self, cache: &mut StoreKv) -> Result<StoreKv> {
+        self.cache(cache.fork_sequence().map_err(engine_error)?)
     }
 
     /// Makes a cache of a sequence, with the policy and the selector of this run.

@@ -250,6 +250,14 @@ impl StoreKv {
         self.asked
     }
 
+    /// Returns a fork of the sequence, which has no selector yet.
+    ///
+    /// # Errors
+    /// Fails as [`Sequence::fork`] does.
+    pub fn fork_sequence(&mut self) -> stratakv::Result<Sequence> {
+        self.sequence.fork()
+    }
+
     /// Returns the sequence.
     #[must_use]
     pub fn sequence(&self) -> &Sequence {

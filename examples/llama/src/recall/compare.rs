@@ -12,6 +12,7 @@ use anyhow::{Context, Result};
 use stratakv::retrieval::{Selector, SelectorId};
 
 use super::fill::fill;
+use super::needles::questions;
 use super::prompts::Prompt;
 use super::run::{STATE, answer};
 use super::table::{Comparison, FULL, Figures};
@@ -31,6 +32,8 @@ pub struct Plan<'a> {
     /// The tokens of each prompt that prefill computes. The others up to the question are decode steps with full
     /// attention. `None` means that all are prefilled.
     pub prefill: Option<usize>,
+    /// The number of questions about each haystack. `None` asks the prompt's own question.
+    pub questions: Option<usize>,
     /// How many of the first layers attend to everything.
     pub dense_layers: usize,
     /// The directory of adapters.
@@ -98,7 +101,7 @@ fn compare_prompt(
     model: &Model,
     prompt: &Prompt,
     plan: &Plan<'_>,
-    (mut full, mut cache, ids): Caches<&[Option<SelectorId>]>,
+    (full, mut cache, ids): Caches<&[Option<SelectorId>]>,
     table: &mut Comparison,
 ) -> Result<()> {
     for (policy, id) in plan.policies.iter().zip(ids) {
@@ -109,23 +112,42 @@ fn compare_prompt(
             }
         }
     }
+    cache.set_dense_layers(plan.dense_layers);
+    let asked = match plan.questions {
+        Some(count) => questions(prompt, count)?,
+        None => vec![prompt.clone()],
+    };
+    for question in &asked {
+        compare_question(model, question, plan, (&full, &mut cache, ids), table)?;
+    }
+    Box::new(cache).finish(false)
+}
+
+/// Answers one question with full attention and under every policy and every budget. The caches hold the tokens before
+/// it, also afterwards.
+fn compare_question(
+    model: &Model,
+    prompt: &Prompt,
+    plan: &Plan<'_>,
+    (full, cache, ids): (&MemoryKv, &mut StoreKv, &[Option<SelectorId>]),
+    table: &mut Comparison,
+) -> Result<()> {
     let mirror = plan.probe.then(|| full.clone());
-    let expected = answer(model, prompt, &mut full)?;
+    let expected = answer(model, prompt, &mut full.clone())?;
     let full_accuracy = prompt.item_accuracy(&expected.predicted);
     let (steps, seconds) = (expected.steps as f64, expected.elapsed.as_secs_f64());
     // Full attention misses nothing. One probe with all of the mass and no error says so.
     let figures = Figures { steps, seconds, mass: 1.0, probes: 1.0, ..Figures::default() };
-    table.row(FULL, "1", prompt.context).add(prompt, (full_accuracy, full_accuracy), figures);
-    cache.set_dense_layers(plan.dense_layers);
+    table.row(FULL, "1", prompt).add(prompt, (full_accuracy, full_accuracy), figures);
     for (policy, id) in plan.policies.iter().zip(ids) {
         for &budget in plan.budgets {
-            let (accuracy, figures) = run_policy(model, prompt, &mut cache, (policy, *id, budget), mirror.as_ref())?;
-            let row = table.row(&policy.to_string(), &budget.to_string(), prompt.context);
+            let (accuracy, figures) = run_policy(model, prompt, cache, (policy, *id, budget), mirror.as_ref())?;
+            let row = table.row(&policy.to_string(), &budget.to_string(), prompt);
             row.add(prompt, (accuracy, full_accuracy), figures);
             cache.truncate(prompt.query_start).context("truncation to the prompt")?;
         }
     }
-    Box::new(cache).finish(false)
+    Ok(())
 }
 
 /// Answers one prompt under one policy. `mirror` is a cache in memory that holds the prompt, for a probe.

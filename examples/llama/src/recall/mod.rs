@@ -28,7 +28,7 @@ pub use compare::{Plan, compare};
 pub use drift::Drift;
 pub use fill::fill;
 pub use modes::{Loaded, ModeArgs, PromptFilter};
-pub use needles::shift;
+pub use needles::{Half, questions, shift};
 pub use plot::svg;
 pub use prompts::{Prompt, load};
 pub use report::{Cell, Report, pipeline_line};

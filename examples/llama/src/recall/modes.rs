@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use clap::Args;
 
-use super::needles::shift;
+use super::needles::{questions, shift};
 use super::prompts::{self, Prompt};
 
 /// The options.
@@ -21,6 +21,10 @@ pub struct ModeArgs {
     /// is that of S [default: the same]
     #[arg(long, value_name = "CONTEXT", num_args = 0..=1, require_equals = true, default_missing_value = "0")]
     pub shift: Option<usize>,
+    /// Ask N questions about the needles of each haystack instead of the prompt's own, each from a fork; tasks are then
+    /// MK and MKD by default. Half of them are for profiles, and means count the other half
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub questions: Option<u32>,
 }
 
 /// The task whose haystacks `--shift` puts first.
@@ -77,7 +81,11 @@ impl ModeArgs {
     /// Fails as [`prompts::load`] does, or if an option does not suit a prompt. The error names the prompt.
     pub fn load(&self, filter: &PromptFilter<'_>) -> Result<Loaded> {
         let many = MANY_NEEDLES.map(str::to_owned);
-        let tasks = if self.shift.is_some() && filter.tasks.is_empty() { &many[..] } else { filter.tasks };
+        let tasks = if (self.shift.is_some() || self.questions.is_some()) && filter.tasks.is_empty() {
+            &many[..]
+        } else {
+            filter.tasks
+        };
         let (mut prompts, mut passed_over) = (PromptFilter { tasks, ..*filter }.load()?, None);
         if let Some(context) = self.shift {
             let (shifted, count) = shifted(prompts, context, filter.file)?;
@@ -92,7 +100,16 @@ impl ModeArgs {
                 );
             }
         }
+        if let Some(count) = self.question_count() {
+            prompts.iter().try_for_each(|prompt| questions(prompt, count).map(|_| ()))?;
+        }
         Ok(Loaded { prompts, passed_over })
+    }
+
+    /// Returns the number of questions per haystack, or `None` for the prompt's own question.
+    #[must_use]
+    pub fn question_count(&self) -> Option<usize> {
+        self.questions.map(|count| count as usize)
     }
 
     /// Returns the tokens of a prompt that prefill computes, or `None` for all up to the question.

@@ -1,6 +1,10 @@
 //! Needles of a haystack, and prompts made from them. `tests/fixtures/recall-tiny/TASKS.md` describes the tokens.
 //!
 //! - [`shift`] puts the haystack of one prompt before that of another: a change of distribution inside of one context.
+//! - [`questions`] asks many questions about one haystack: a document that is asked many times.
+
+use anyhow::{Result, ensure};
+use serde::Serialize;
 
 use super::prompts::Prompt;
 
@@ -10,6 +14,8 @@ const BEGIN: u32 = 1;
 const VALUE: u32 = 3;
 /// The token that opens a reference needle.
 const REFERENCE: u32 = 4;
+/// The token that opens a question.
+const QUESTION: u32 = 5;
 /// The tokens of a needle.
 const NEEDLE_TOKENS: usize = 5;
 
@@ -19,6 +25,27 @@ fn is_key(id: u32) -> bool {
 
 fn is_value(id: u32) -> bool {
     (80..144).contains(&id)
+}
+
+/// The half of a haystack's questions that a question belongs to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Half {
+    /// Questions whose queries a profile may record.
+    Profile,
+    /// Questions whose answers count in means.
+    Answer,
+}
+
+impl Half {
+    /// Returns the name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Profile => "profile",
+            Self::Answer => "answer",
+        }
+    }
 }
 
 /// A needle: `KEY k1 k2 v1 v2`, or `REF y1 y2 x1 x2`.
@@ -44,8 +71,9 @@ fn needles(haystack: &[u32]) -> impl Iterator<Item = Needle> + '_ {
     })
 }
 
-/// Returns the prompt `second` with the haystack of `first` before its own, or `None` if a needle of one contradicts a
-/// needle of the other: the same key with other content.
+/// Returns the prompt `second` with the haystack of `first` before its own.
+///
+/// It is `None` if the needles contradict each other: the same key has different contents.
 #[must_use]
 pub fn shift(first: &Prompt, second: &Prompt) -> Option<Prompt> {
     let (before, own) = (&first.prompt[..first.query_start], &second.prompt[..second.query_start]);
@@ -66,11 +94,37 @@ pub fn shift(first: &Prompt, second: &Prompt) -> Option<Prompt> {
     })
 }
 
+/// Returns `count` questions about the value needles of a prompt's haystack, from its beginning to its end. Every
+/// second one, the first included, belongs to [`Half::Profile`].
+///
+/// # Errors
+/// Fails if `count` is odd or 0, or if the haystack has fewer value needles.
+pub fn questions(prompt: &Prompt, count: usize) -> Result<Vec<Prompt>> {
+    ensure!(count > 0 && count.is_multiple_of(2), "--questions {count} has no two equal halves; give an even number");
+    let haystack = &prompt.prompt[..prompt.query_start];
+    let asked: Vec<Needle> = needles(haystack).filter(|needle| !needle.reference).collect();
+    let (id, found) = (&prompt.id, asked.len());
+    ensure!(
+        count <= found,
+        "--questions {count} is more than the {found} value needles of {id}; give fewer, or tasks such as MK and MKD"
+    );
+    let question = |index: usize| {
+        let needle = asked[index * found / count];
+        Prompt {
+            id: format!("{id}#{index}"),
+            prompt: [haystack, &[QUESTION], &needle.key].concat(),
+            answer: needle.content.to_vec(),
+            score: vec![1, 1],
+            half: Some(if index.is_multiple_of(2) { Half::Profile } else { Half::Answer }),
+            ..prompt.clone()
+        }
+    };
+    Ok((0..count).map(question).collect())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const QUESTION: u32 = 5;
 
     fn prompt(id: &str, haystack: &[u32], key: [u32; 2]) -> Prompt {
         let tokens = [haystack, &[QUESTION], &key].concat();
@@ -102,5 +156,21 @@ mod tests {
         assert!(shift(&first, &other_value).is_none());
         let reference = prompt("VTC", &[1, 3, 20, 21, 80, 81, 4, 16, 17, 20, 21], [16, 17]);
         assert!(shift(&first, &reference).is_none());
+    }
+
+    #[test]
+    fn questions_ask_for_needles_of_the_haystack_in_two_halves() {
+        // A key without a value, a decoy and a reference are no value needles.
+        let haystack =
+            [1, 3, 16, 17, 90, 91, 3, 16, 17, 150, 4, 18, 19, 16, 17, 3, 20, 21, 80, 81, 3, 22, 23, 82, 83, 90];
+        let prompt = prompt("MK", &haystack, [20, 21]);
+        let asked = questions(&prompt, 2).unwrap();
+        assert_eq!(asked[0].prompt, [&haystack[..], &[QUESTION, 16, 17]].concat());
+        assert_eq!((asked[0].answer.as_slice(), asked[0].half), (&[90, 91][..], Some(Half::Profile)));
+        assert_eq!((asked[1].answer.as_slice(), asked[1].half), (&[80, 81][..], Some(Half::Answer)));
+        assert_eq!((asked[1].id.as_str(), asked[1].query_start), ("MK#1", haystack.len()));
+        assert!(questions(&prompt, 4).unwrap_err().to_string().contains("3 value needles of MK"));
+        assert!(questions(&prompt, 3).unwrap_err().to_string().contains("even"));
+        assert!(questions(&prompt, 0).is_err());
     }
 }

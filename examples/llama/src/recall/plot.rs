@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::table::{Comparison, FULL};
+use super::table::{Comparison, FULL, Row};
 
 const WIDTH: f64 = 640.0;
 const HEIGHT: f64 = 420.0;
@@ -68,7 +68,8 @@ fn marks(out: &mut String, table: &Comparison, budget: &str, colour: &str) {
             continue;
         }
         methods.push(&row.method);
-        let same: Vec<_> = table.rows.iter().filter(|r| r.method == row.method && r.budget == budget).collect();
+        let of = |r: &&Row| r.method == row.method && r.budget == budget && r.counts();
+        let same: Vec<_> = table.rows.iter().filter(of).collect();
         let n = same.len() as f64;
         let accuracy = same.iter().map(|r| r.accuracy).sum::<f64>() / n;
         let bytes = same.iter().map(|r| r.resident_bytes_per_token).sum::<f64>() / n;

@@ -8,6 +8,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 
+use super::needles::Half;
+
 /// One prompt with its answer. `tests/fixtures/recall-tiny/TASKS.md` describes the tasks.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Prompt {
@@ -25,6 +27,9 @@ pub struct Prompt {
     pub answer: Vec<u32>,
     /// For each answer token 1 if it must be predicted, or 0 if it is given.
     pub score: Vec<u8>,
+    /// The half of its haystack's questions, for prompts of [`questions`](super::questions).
+    #[serde(skip)]
+    pub half: Option<Half>,
 }
 
 impl Prompt {
@@ -126,6 +131,7 @@ mod tests {
             query_start: 1,
             answer: (0..score.len() as u32).collect(),
             score: score.to_vec(),
+            half: None,
         }
     }
 

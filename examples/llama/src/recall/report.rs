@@ -8,6 +8,8 @@ use serde::Serialize;
 use stratakv::pipeline::PipelineReport;
 
 use super::drift::Drift;
+use super::needles::Half;
+use super::prompts::Prompt;
 use crate::kv::KvStats;
 
 /// The means over the prompts of one task and context.
@@ -17,6 +19,9 @@ pub struct Cell {
     pub task: String,
     /// The nominal context length.
     pub context: usize,
+    /// The half of the questions. `None` if each prompt asked its own question.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub half: Option<Half>,
     /// The policy.
     pub policy: String,
     /// The budget of attended tokens, as on the command line.
@@ -76,10 +81,11 @@ pub(super) struct PromptScore {
 }
 
 impl Cell {
-    pub(super) fn new(task: &str, context: usize, (policy, budget): (&str, &str)) -> Self {
+    pub(super) fn new(prompt: &Prompt, (policy, budget): (&str, &str)) -> Self {
         Self {
-            task: task.to_owned(),
-            context,
+            task: prompt.task.clone(),
+            context: prompt.context,
+            half: prompt.half,
             policy: policy.to_owned(),
             budget: budget.to_owned(),
             n: 0,
@@ -127,11 +133,33 @@ impl Cell {
     }
 }
 
+/// The answer to one question of several about a haystack.
+#[derive(Clone, Debug, Serialize)]
+pub struct Asked {
+    /// The name of the question: its prompt and its number from 0 on.
+    pub id: String,
+    /// The task of the haystack.
+    pub task: String,
+    /// The nominal context length.
+    pub context: usize,
+    /// The half that the question belongs to.
+    pub half: Half,
+    /// The item accuracy under the policy, 0 or 1.
+    pub accuracy: f64,
+    /// The item accuracy of full attention, 0 or 1.
+    pub full_accuracy: f64,
+    /// True if both predicted the same tokens.
+    pub same: bool,
+}
+
 /// All cells, in the order of their first prompts.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
     /// One cell per task and context.
     pub cells: Vec<Cell>,
+    /// The answers to all questions, if several were asked about each haystack.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub answers: Vec<Asked>,
     /// The tokens of each prompt that prefill computed. The others up to the question were decode steps with full
     /// attention. `None` if all were prefilled.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -162,12 +190,13 @@ impl Report {
     }
 
     /// Returns the contexts in ascending order, each with the mean accuracies over tasks of the policy and of full
-    /// attention.
+    /// attention. Questions for profiles do not count.
     #[must_use]
     pub fn means(&self) -> Vec<(usize, f64, f64)> {
-        let contexts: BTreeSet<usize> = self.cells.iter().map(|c| c.context).collect();
+        let counted = || self.cells.iter().filter(|c| c.half != Some(Half::Profile));
+        let contexts: BTreeSet<usize> = counted().map(|c| c.context).collect();
         let mean = |context| {
-            let cells: Vec<&Cell> = self.cells.iter().filter(|c| c.context == context).collect();
+            let cells: Vec<&Cell> = counted().filter(|c| c.context == context).collect();
             let n = cells.len() as f64;
             let sum = |f: fn(&Cell) -> f64| cells.iter().map(|c| f(c)).sum::<f64>() / n;
             (context, sum(|c| c.accuracy), sum(|c| c.full_accuracy))
@@ -192,7 +221,7 @@ impl fmt::Display for Report {
             let share = 100.0 * c.kv_bytes_read_per_step as f64 / c.kv_bytes_total.max(1) as f64;
             writeln!(
                 f,
-                "{:<6} {:>8} {:>4} {:>7.1} {:>7.1} {:>10} {:>12} {:>5.1}% {:>11} {:>9.0}",
+                "{:<6} {:>8} {:>4} {:>7.1} {:>7.1} {:>10} {:>12} {:>5.1}% {:>11} {:>9.0}{}",
                 c.task,
                 c.context,
                 c.n,
@@ -202,7 +231,8 @@ impl fmt::Display for Report {
                 bytes(c.kv_bytes_read_per_step),
                 share,
                 bytes(c.resident_bytes_peak),
-                c.tokens_per_s
+                c.tokens_per_s,
+                c.half.map_or_else(String::new, |half| format!(" {}", half.name()))
             )?;
         }
         for (context, accuracy, full) in self.means() {
@@ -251,7 +281,11 @@ mod tests {
 
     #[test]
     fn cells_hold_means_and_their_json_has_the_documented_keys() {
-        let mut cell = Cell::new("S", 1024, ("window", "1/13"));
+        let prompt = serde_json::json!({
+            "id": "S", "task": "S", "context": 1024, "prompt": [1, 2], "query_start": 1, "answer": [1], "score": [1]
+        });
+        let prompt: Prompt = serde_json::from_value(prompt).unwrap();
+        let mut cell = Cell::new(&prompt, ("window", "1/13"));
         let stats = |read, steps| KvStats {
             kv_bytes_total: 100,
             bytes_read: read,
@@ -267,7 +301,9 @@ mod tests {
         assert_eq!((cell.kv_bytes_read_per_step, cell.resident_bytes_peak, cell.same_answers), (20, 50, 1));
         assert_eq!(cell.tokens_per_s, 2.0);
         let other = Cell { task: "MK".into(), accuracy: 1.0, ..cell.clone() };
-        let report = Report { cells: vec![cell, other], ..Report::default() };
+        // Questions for profiles do not count in means.
+        let profile = Cell { half: Some(Half::Profile), accuracy: 0.0, ..other.clone() };
+        let report = Report { cells: vec![cell, other, profile], ..Report::default() };
         assert_eq!(report.means(), [(1024, 0.75, 1.0)]);
         let json = serde_json::to_value(&report).unwrap();
         for key in [

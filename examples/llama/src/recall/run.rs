@@ -1,8 +1,9 @@
 //! Runs prompts one after the other. For each prompt:
 //!
 //! 1. [`fill`] fills two caches: one with full attention in memory, and one under the policy. The second one commits.
-//! 2. [`answer`] feeds the query and the answer to both caches as decode steps and takes their predictions.
-//! 3. The predictions, the logits and the costs of the decode steps go to the report.
+//! 2. With [`RecallRun::questions`], step 3 is repeated for each question, from a fork of both caches.
+//! 3. [`answer`] feeds the query and the answer to both caches as decode steps and takes their predictions.
+//! 4. The predictions, the logits and the costs of the decode steps go to the report.
 
 use std::time::{Duration, Instant};
 
@@ -10,8 +11,9 @@ use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 
 use super::fill::fill;
+use super::needles::questions;
 use super::prompts::Prompt;
-use super::report::{Cell, PromptScore, Report};
+use super::report::{Asked, Cell, PromptScore, Report};
 use crate::kv::{KvCache, KvStats, MemoryKv};
 use crate::model::{Model, Wanted, argmax};
 
@@ -64,6 +66,8 @@ pub struct RecallRun<'a> {
     /// The tokens of each prompt that prefill computes. The others up to the question are decode steps with full
     /// attention. `None` means that all are prefilled.
     pub prefill: Option<usize>,
+    /// The number of questions about each haystack. `None` asks the prompt's own question.
+    pub questions: Option<usize>,
     /// The progress bar. It counts tokens before the question.
     pub bar: &'a ProgressBar,
 }
@@ -73,14 +77,17 @@ impl RecallRun<'_> {
     ///
     /// - `full` makes an empty cache in memory with full attention.
     /// - `open` makes an empty cache under the policy.
+    /// - `fork` makes a cache with the same tokens, for one question of several.
     /// - `close` receives the cache of `open` when its prompt is done.
     ///
     /// # Errors
-    /// Fails as [`fill`] and [`Model::decode`] do, and if `full`, `open` or `close` fails. The error names the prompt.
+    /// Fails as [`fill`] and [`Model::decode`] do, and if `full`, `open`, `fork` or `close` fails. The error names the
+    /// prompt.
     pub fn run<C: KvCache>(
         &self,
         full: impl Fn() -> Result<MemoryKv>,
         mut open: impl FnMut(&Prompt) -> Result<C>,
+        mut fork: impl FnMut(&mut C) -> Result<C>,
         mut close: impl FnMut(&Prompt, C) -> Result<()>,
     ) -> Result<Report> {
         let mut report = Report { prefill: self.prefill, ..Report::default() };
@@ -92,15 +99,28 @@ impl RecallRun<'_> {
                 fill(self.model, ids, self.prefill, &mut [&mut full, &mut cache], Wanted::Nothing, &tick)?;
                 // After the commit the whole prompt is on the devices, so steps read all that they attend to.
                 cache.commit(ids, STATE).context("commit of the prompt")?;
-                let before = cache.stats();
-                let expected = answer(self.model, prompt, &mut full)?;
-                let got = answer(self.model, prompt, &mut cache)?;
-                report.add(prompt, self.policy, &expected, &got, difference(cache.stats(), before));
+                let Some(count) = self.questions else {
+                    self.ask(prompt, &mut full, &mut cache, &mut report)?;
+                    return close(prompt, cache);
+                };
+                for question in questions(prompt, count)? {
+                    let mut forked = fork(&mut cache).context("fork for a question")?;
+                    self.ask(&question, &mut full.clone(), &mut forked, &mut report)?;
+                }
                 close(prompt, cache)
             };
             one().with_context(|| format!("prompt {}", prompt.id))?;
         }
         Ok(report)
+    }
+
+    /// Answers one question from both caches.
+    fn ask<C: KvCache>(&self, prompt: &Prompt, full: &mut MemoryKv, cache: &mut C, report: &mut Report) -> Result<()> {
+        let before = cache.stats();
+        let expected = answer(self.model, prompt, full)?;
+        let got = answer(self.model, prompt, cache)?;
+        report.add(prompt, self.policy, &expected, &got, difference(cache.stats(), before));
+        Ok(())
     }
 }
 
@@ -111,9 +131,12 @@ fn difference(after: KvStats, before: KvStats) -> KvStats {
 
 impl Report {
     fn add(&mut self, prompt: &Prompt, policy: (&str, &str), full: &Answers, got: &Answers, stats: KvStats) {
-        let found = self.cells.iter().position(|c| c.task == prompt.task && c.context == prompt.context);
+        let found = self
+            .cells
+            .iter()
+            .position(|c| c.task == prompt.task && c.context == prompt.context && c.half == prompt.half);
         let index = found.unwrap_or_else(|| {
-            self.cells.push(Cell::new(&prompt.task, prompt.context, policy));
+            self.cells.push(Cell::new(prompt, policy));
             self.cells.len() - 1
         });
         let pairs = full.logits.iter().flatten().zip(got.logits.iter().flatten());
@@ -123,6 +146,11 @@ impl Report {
             same: got.predicted == full.predicted,
             logit_difference: pairs.map(|(a, b)| (a - b).abs()).fold(0.0f32, f32::max),
         };
+        if let Some(half) = prompt.half {
+            let (id, task) = (prompt.id.clone(), prompt.task.clone());
+            let (accuracy, full_accuracy, same) = (score.accuracy, score.full, score.same);
+            self.answers.push(Asked { id, task, context: prompt.context, half, accuracy, full_accuracy, same });
+        }
         self.cells[index].add(score, stats, (got.steps, got.elapsed.as_secs_f64()));
     }
 }

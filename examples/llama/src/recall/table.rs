@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Serialize;
 
 use super::drift::Drift;
+use super::needles::Half;
 use super::prompts::Prompt;
 
 /// The name of full attention in memory, which every comparison runs.
@@ -25,6 +26,9 @@ pub struct Row {
     pub budget: String,
     /// The nominal context.
     pub context: usize,
+    /// The half of the questions. `None` if each prompt asked its own question.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub half: Option<Half>,
     /// The number of prompts.
     pub n: usize,
     /// The mean item accuracy over tasks, 0 to 1.
@@ -115,12 +119,17 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Returns the row of a method, a budget and a context. It is added if there is none.
-    pub(super) fn row(&mut self, method: &str, budget: &str, context: usize) -> &mut Row {
-        let found = self.rows.iter().position(|r| r.is_of(method, budget, context));
+    /// Returns the row of a method, a budget and the prompts of one context and one half. It is added if there is none.
+    pub(super) fn row(&mut self, method: &str, budget: &str, prompt: &Prompt) -> &mut Row {
+        self.row_of(method, budget, (prompt.context, prompt.half))
+    }
+
+    fn row_of(&mut self, method: &str, budget: &str, prompts: (usize, Option<Half>)) -> &mut Row {
+        let found = self.rows.iter().position(|r| r.is_of(method, budget, prompts));
         let at = found.unwrap_or_else(|| {
             let (method, budget) = (method.to_owned(), budget.to_owned());
-            self.rows.push(Row { method, budget, context, ..Row::default() });
+            let (context, half) = prompts;
+            self.rows.push(Row { method, budget, context, half, ..Row::default() });
             self.rows.len() - 1
         });
         &mut self.rows[at]
@@ -138,13 +147,13 @@ impl Comparison {
         budgets
     }
 
-    /// Compares two methods under one budget on the prompts of all contexts. Returns the mean difference, half of its
-    /// 95 % interval, and the number of prompts.
+    /// Compares two methods under one budget on the prompts of all contexts, without questions for profiles. Returns
+    /// the mean difference, half of its 95 % interval, and the number of prompts.
     #[must_use]
     pub fn paired(&self, a: &str, b: &str, budget: &str) -> Option<(f64, f64, usize)> {
         let mut differences = Vec::new();
-        for row in self.rows.iter().filter(|r| r.method == a && r.budget == budget) {
-            let other = self.rows.iter().find(|r| r.is_of(b, budget, row.context))?;
+        for row in self.rows.iter().filter(|r| r.method == a && r.budget == budget && r.counts()) {
+            let other = self.rows.iter().find(|r| r.is_of(b, budget, (row.context, row.half)))?;
             let pairs = row.prompts.iter().zip(&other.prompts).filter(|(x, y)| x.id == y.id);
             differences.extend(pairs.map(|(x, y)| x.accuracy - y.accuracy));
         }
@@ -163,11 +172,13 @@ impl Comparison {
         let first = self.rows.len();
         for line in csv.lines().skip(1) {
             let cells: Vec<&str> = line.split(',').collect();
-            let [method, budget, context, _, _, _, _, mass, error, resident, bytes, reads, ms] = cells[..] else {
+            let [method, budget, context, _, _, _, _, mass, error, resident, bytes, reads, ms, ref half @ ..] =
+                cells[..]
+            else {
                 bail!("{line:?} is not a row of compare.csv")
             };
-            let context = context.parse()?;
-            let known = self.rows.iter().any(|row| row.is_of(method, budget, context));
+            let prompts = (context.parse()?, half_of(half)?);
+            let known = self.rows.iter().any(|row| row.is_of(method, budget, prompts));
             // Every run has full attention. The row of the first run stays.
             if known && method == FULL {
                 continue;
@@ -175,18 +186,18 @@ impl Comparison {
             ensure!(!known, "{method} at {budget} and {context} tokens is in two of the merged runs");
             let optional = |text: &str| (!text.is_empty()).then(|| text.parse()).transpose();
             let (mass, error) = (optional(mass)?, optional(error)?);
-            let row = self.row(method, budget, context);
+            let row = self.row_of(method, budget, prompts);
             (row.mass_recall, row.output_error) = (mass, error);
             (row.resident_bytes_per_token, row.read_bytes_per_step) = (resident.parse()?, bytes.parse()?);
             (row.reads_per_step, row.step_ms) = (reads.parse()?, ms.parse()?);
         }
         for line in prompts_csv.lines().skip(1) {
             let cells: Vec<&str> = line.split(',').collect();
-            let [method, budget, context, task, id, accuracy, full] = cells[..] else {
+            let [method, budget, context, task, id, accuracy, full, ref half @ ..] = cells[..] else {
                 bail!("{line:?} is not a row of prompts.csv")
             };
-            let context: usize = context.parse()?;
-            let row = self.rows[first..].iter_mut().find(|row| row.is_of(method, budget, context));
+            let prompts = (context.parse()?, half_of(half)?);
+            let row = self.rows[first..].iter_mut().find(|row| row.is_of(method, budget, prompts));
             if row.is_none() && method == FULL {
                 continue;
             }
@@ -203,12 +214,12 @@ impl Comparison {
     pub fn csv(&self) -> String {
         let mut out = String::from(
             "method,budget,context,n,accuracy,minus_full,minus_full_interval95,mass_recall,output_error,\
-             resident_bytes_per_token,read_bytes_per_step,reads_per_step,step_ms\n",
+             resident_bytes_per_token,read_bytes_per_step,reads_per_step,step_ms,half\n",
         );
         for r in &self.rows {
             let _ = writeln!(
                 out,
-                "{},{},{},{},{:.4},{:.4},{:.4},{},{},{:.2},{:.0},{:.1},{:.3}",
+                "{},{},{},{},{:.4},{:.4},{:.4},{},{},{:.2},{:.0},{:.1},{:.3},{}",
                 r.method,
                 r.budget,
                 r.context,
@@ -221,7 +232,8 @@ impl Comparison {
                 r.resident_bytes_per_token,
                 r.read_bytes_per_step,
                 r.reads_per_step,
-                r.step_ms
+                r.step_ms,
+                r.half.map_or("", Half::name)
             );
         }
         out
@@ -230,13 +242,25 @@ impl Comparison {
     /// Returns the accuracy of each prompt as CSV.
     #[must_use]
     pub fn prompts_csv(&self) -> String {
-        let mut out = String::from("method,budget,context,task,prompt,accuracy,full\n");
+        let mut out = String::from("method,budget,context,task,prompt,accuracy,full,half\n");
         for r in &self.rows {
+            let half = r.half.map_or("", Half::name);
             for PromptAccuracy { id, task, accuracy, full } in &r.prompts {
-                let _ = writeln!(out, "{},{},{},{task},{id},{accuracy:.4},{full:.4}", r.method, r.budget, r.context);
+                let _ =
+                    writeln!(out, "{},{},{},{task},{id},{accuracy:.4},{full:.4},{half}", r.method, r.budget, r.context);
             }
         }
         out
+    }
+}
+
+/// Returns the half in the last cells of a line. Files of runs without questions may lack the cell.
+fn half_of(cells: &[&str]) -> Result<Option<Half>> {
+    match cells {
+        [] | [""] => Ok(None),
+        ["profile"] => Ok(Some(Half::Profile)),
+        ["answer"] => Ok(Some(Half::Answer)),
+        other => bail!("{:?} is not a half of questions: profile or answer", other.join(",")),
     }
 }
 
@@ -249,8 +273,13 @@ fn interval(differences: &[f64]) -> (f64, f64) {
 }
 
 impl Row {
-    fn is_of(&self, method: &str, budget: &str, context: usize) -> bool {
-        self.method == method && self.budget == budget && self.context == context
+    fn is_of(&self, method: &str, budget: &str, prompts: (usize, Option<Half>)) -> bool {
+        self.method == method && self.budget == budget && (self.context, self.half) == prompts
+    }
+
+    /// Returns whether the row counts in means over contexts and in pairs. Questions for profiles do not.
+    pub(super) fn counts(&self) -> bool {
+        self.half != Some(Half::Profile)
     }
 
     /// Adds one prompt: its accuracy, the accuracy of full attention, and what it cost.
@@ -304,7 +333,7 @@ impl fmt::Display for Comparison {
         for r in &self.rows {
             writeln!(
                 f,
-                "{:<18} {:>6} {:>7} {:>4} {:>7.1} {:>6.1} +- {:>5.1} {:>6} {:>7} {:>8.1} {:>11.0} {:>7.1} {:>8.2}",
+                "{:<18} {:>6} {:>7} {:>4} {:>7.1} {:>6.1} +- {:>5.1} {:>6} {:>7} {:>8.1} {:>11.0} {:>7.1} {:>8.2}{}",
                 r.method,
                 r.budget,
                 r.context,
@@ -317,7 +346,8 @@ impl fmt::Display for Comparison {
                 r.resident_bytes_per_token,
                 r.read_bytes_per_step,
                 r.reads_per_step,
-                r.step_ms
+                r.step_ms,
+                r.half.map_or_else(String::new, |half| format!(" {}", half.name()))
             )?;
         }
         Ok(())
@@ -349,8 +379,8 @@ mod tests {
             probes: 2.0,
         };
         for (id, task, a, b) in [("1", "S", 1.0, 0.0), ("2", "S", 1.0, 1.0), ("3", "MK", 0.0, 0.0)] {
-            table.row("a", "1/13", 8).add(&prompt(id, task), (a, 1.0), figures);
-            table.row("b", "1/13", 8).add(&prompt(id, task), (b, 1.0), figures);
+            table.row_of("a", "1/13", (8, None)).add(&prompt(id, task), (a, 1.0), figures);
+            table.row_of("b", "1/13", (8, None)).add(&prompt(id, task), (b, 1.0), figures);
         }
         let row = &table.rows[0];
         assert_eq!((row.n, row.accuracy), (3, 0.5), "tasks count alike");
@@ -368,12 +398,30 @@ mod tests {
         assert_eq!(merged.paired("a", "b", "1/13"), table.paired("a", "b", "1/13"));
         // Another run has other methods and full attention again.
         let mut other = Comparison::default();
-        other.row(FULL, "1", 8).add(&prompt("1", "S"), (1.0, 1.0), figures);
+        other.row_of(FULL, "1", (8, None)).add(&prompt("1", "S"), (1.0, 1.0), figures);
         let mut both = other.clone();
-        other.row("c", "1/13", 8).add(&prompt("1", "S"), (0.0, 1.0), figures);
+        other.row_of("c", "1/13", (8, None)).add(&prompt("1", "S"), (0.0, 1.0), figures);
         both.merge(&other.csv(), &other.prompts_csv()).unwrap();
         assert_eq!((both.rows.len(), both.rows[0].n, both.rows[1].method.as_str()), (2, 1, "c"));
         assert!(merged.merge(&table.csv(), "").unwrap_err().to_string().contains("in two of the merged runs"));
         assert!(Comparison::default().merge("x\ny", "").is_err());
+    }
+
+    #[test]
+    fn halves_of_questions_have_rows_of_their_own() {
+        let mut table = Comparison::default();
+        for (half, accuracy) in [(Half::Profile, 0.0), (Half::Answer, 1.0)] {
+            for method in ["a", "b"] {
+                let question = Prompt { half: Some(half), ..prompt("1", "MK") };
+                table.row(method, "1/13", &question).add(&question, (accuracy, 1.0), Figures::default());
+            }
+        }
+        assert_eq!((table.rows.len(), table.rows[0].accuracy, table.rows[2].accuracy), (4, 0.0, 1.0));
+        assert_eq!(table.paired("a", "b", "1/13"), Some((0.0, 0.0, 1)), "questions for profiles are in no pair");
+        let mut merged = Comparison::default();
+        merged.merge(&table.csv(), &table.prompts_csv()).unwrap();
+        let halves: Vec<_> = merged.rows.iter().map(|row| row.half).collect();
+        assert_eq!(halves, [Half::Profile, Half::Profile, Half::Answer, Half::Answer].map(Some));
+        assert!(merged.merge("x\na,1/13,8,1,1,0,0,,,0,0,0,0,third", "").is_err());
     }
 }
