@@ -13,6 +13,7 @@ use crate::budget::Budget;
 use crate::kv::KvDType;
 use crate::kv::backend::KvOptions;
 use crate::kv::method::{DEFAULT_POLICIES, Policy, PolicyArgs, parse_compared, policies_help};
+use crate::profile::QuerySource;
 use crate::recall::ModeArgs;
 
 const EXAMPLES: &str = "Examples:
@@ -52,6 +53,14 @@ const COMPARE_EXAMPLES: &str = "Examples:
   # put the results of two runs together, and compare two methods prompt by prompt
   kvrun compare --merge results,more-results --pairs kvswap:8-tck:64";
 
+const PROFILE_EXAMPLES: &str = "Examples:
+  # the newest 128 queries before the question of the first prompt of task MK with 1024 tokens
+  kvrun profile --out mk.safetensors
+  # the decode steps behind a prefill of 512 tokens
+  kvrun profile --queries decode --prefill 512 --out decode.safetensors
+  # the first half of 32 questions about a dense haystack
+  kvrun profile --task MKD --context 4096 --queries questions --questions 32 --out questions.safetensors";
+
 const GENERATE_EXAMPLES: &str = "Examples:
   kvrun generate --model ~/models/Qwen2.5-0.5B --prompt 'Once upon a time' --max-tokens 64
   # a session stays in the store: the same command continues it after a restart or a kill
@@ -82,6 +91,8 @@ pub enum Command {
     Calibrate(CalibrateArgs),
     /// Compare retrieval methods on the same stored bytes
     Compare(CompareArgs),
+    /// Record which tokens the queries of one prompt attend to, and its keys, in a file for other tools
+    Profile(ProfileArgs),
     /// Continue a text, or a session that an earlier run left in the store
     Generate(GenerateArgs),
 }
@@ -350,6 +361,55 @@ impl CompareArgs {
     }
 }
 
+/// The options of `kvrun profile`.
+#[derive(Debug, Args)]
+#[command(after_help = PROFILE_EXAMPLES)]
+pub struct ProfileArgs {
+    /// Model directory [default: recall-tiny of this source tree]
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Prompt file, as JSON lines, plain or gzip [default: prompts.jsonl.gz in the model directory]
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Context length of the prompt
+    #[arg(long, value_name = "N", default_value_t = 1024)]
+    pub context: usize,
+    /// Task of the prompt
+    #[arg(long, value_name = "T", default_value = "MK")]
+    pub task: String,
+    /// Number of the prompt within its task and context, from 1 on
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub number: u32,
+    /// How the prompt is run.
+    #[command(flatten)]
+    pub modes: ModeArgs,
+    /// Recorded queries: last:N for the newest N tokens before the question, decode for decode steps, questions for the
+    /// first half of --questions (default 16)
+    #[arg(long, value_name = "last:N|decode|questions", default_value = "last:128")]
+    pub queries: QuerySource,
+    /// Share of a query's attention weight that its activated tokens hold together
+    #[arg(long, value_name = "SHARE", default_value = "0.95", value_parser = parse_share)]
+    pub weight: f64,
+    /// Largest share of the tokens that a query activates
+    #[arg(long, value_name = "SHARE", default_value = "1/34", value_parser = parse_share)]
+    pub share: f64,
+    /// First tokens that are never activated
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub sinks: usize,
+    /// Newest tokens before the question that are never activated
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub newest: usize,
+    /// Element type of keys and values
+    #[arg(long, value_enum, default_value_t = KvDType::F16)]
+    pub dtype: KvDType,
+    /// File to write, as safetensors
+    #[arg(long, value_name = "FILE")]
+    pub out: PathBuf,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Returns options of a store without a policy of its own.
 fn plain_options(group_tokens: u32, devices: &[PathBuf]) -> KvOptions {
     KvOptions {
@@ -458,6 +518,15 @@ impl GenerateArgs {
     }
 }
 
+/// Parses a share above 0 and at most 1, such as `1/34` or `0.95`.
+fn parse_share(text: &str) -> Result<f64> {
+    let (above, below) = text.split_once('/').unwrap_or((text, "1"));
+    let share = above.trim().parse::<f64>().ok().zip(below.trim().parse::<f64>().ok()).map(|(a, b)| a / b);
+    let share = share.with_context(|| format!("{text:?} is not a share such as 1/34 or 0.95"))?;
+    ensure!(share > 0.0 && share <= 1.0, "the share {text} must be above 0 and at most 1");
+    Ok(share)
+}
+
 /// Parses a size such as `64MiB`, `64M`, `64MB` or `65536`. Units are powers of 1024, except `kB`, `MB` and `GB`.
 fn parse_size(text: &str) -> Result<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
@@ -510,10 +579,11 @@ mod tests {
 
     #[test]
     fn examples_of_every_help_parse() {
-        let texts = [EXAMPLES, RECALL_EXAMPLES, CALIBRATE_EXAMPLES, COMPARE_EXAMPLES, GENERATE_EXAMPLES];
+        let texts =
+            [EXAMPLES, RECALL_EXAMPLES, CALIBRATE_EXAMPLES, COMPARE_EXAMPLES, PROFILE_EXAMPLES, GENERATE_EXAMPLES];
         let lines = texts.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("  "));
         let commands: Vec<&str> = lines.filter(|line| !line.starts_with('#')).collect();
-        assert_eq!(commands.len(), 19);
+        assert_eq!(commands.len(), 22);
         commands.into_iter().for_each(parses);
         for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -526,7 +596,7 @@ mod tests {
         let readme = include_str!("../README.md").replace("\\\n", " ");
         let commands = readme.lines().filter(|line| line.starts_with("kvrun "));
         let commands: Vec<&str> = commands.map(|line| line.split('#').next().unwrap_or_default()).collect();
-        assert_eq!(commands.len(), 17);
+        assert_eq!(commands.len(), 19);
         commands.into_iter().for_each(parses);
     }
 
@@ -536,6 +606,13 @@ mod tests {
         assert!(error(&["recall", "--budget", "0t"]).contains("attends to no token"));
         assert!(error(&["recall", "--dtype", "int3"]).contains("bf16"));
         assert!(error(&["recall", "--prefill", "0"]).contains("1.."));
+        for share in ["0", "2", "a", "1/0", "nan"] {
+            assert!(error(&["profile", "--out", "x", "--share", share]).contains("share"), "{share}");
+        }
+        for queries in ["last:0", "last:", "last:x", "all"] {
+            assert!(error(&["profile", "--out", "x", "--queries", queries]).contains("give last:N"), "{queries}");
+        }
+        assert!(error(&["profile"]).contains("--out"));
         assert!(error(&["recall", "--keep"]).contains("--device"));
         assert!(error(&["recall", "--memory-limit", "5 parsecs"]).contains("parsecs"));
         assert!(error(&["generate", "--model", "x", "--prompt", "a", "--max-tokens", "0"]).contains("0"));

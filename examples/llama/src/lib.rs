@@ -8,7 +8,8 @@
 //! 3. [`kv`] implements the trait: in memory, and as a sequence of a store.
 //! 4. [`sampler`] draws tokens, and [`text`] converts them to text.
 //!
-//! [`generate`] continues a text across restarts. [`recall`] measures accuracy on recall tasks.
+//! [`generate`] continues a text across restarts. [`recall`] measures accuracy on recall tasks. [`profile`]
+//! records which tokens queries attend to.
 
 #![deny(unsafe_code)]
 
@@ -19,6 +20,7 @@ pub mod generate;
 pub mod kv;
 pub mod model;
 pub mod process;
+pub mod profile;
 pub mod recall;
 pub mod sampler;
 pub mod text;

@@ -12,6 +12,7 @@ fn main() -> ExitCode {
         Command::Recall(args) => commands::recall(&args),
         Command::Calibrate(args) => commands::calibrate(&args),
         Command::Compare(args) => commands::compare(&args),
+        Command::Profile(args) => commands::profile(&args),
         Command::Generate(args) => commands::generate(&args),
     };
     match result {

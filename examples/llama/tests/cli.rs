@@ -105,6 +105,47 @@ fn questions_are_reported_in_two_halves() {
 }
 
 #[test]
+fn profiles_record_each_kind_of_queries() {
+    use stratakv_llama::profile::Profile;
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("new/profile.safetensors");
+    let run = |more: &[&str]| -> (Value, Profile) {
+        let fixed = ["profile", "--json", "--out", file.to_str().unwrap()];
+        let json = serde_json::from_str(&stdout(&kvrun(&[&fixed[..], more].concat()))).unwrap();
+        (json, Profile::from_safetensors(&std::fs::read(&file).unwrap()).unwrap())
+    };
+    let (json, last) = run(&["--queries", "last:32"]);
+    assert_eq!((&json["queries"], last.about.entries, last.layers.len()), (&32.into(), 1019, 4));
+    assert_eq!(last.positions, (987..1019).collect::<Vec<u32>>());
+    for (layer, told) in last.layers.iter().zip(json["layers"].as_array().unwrap()) {
+        assert!(layer.activated.iter().all(|at| (4..763).contains(at)), "sinks and newest tokens are left out");
+        let most = layer.offsets.windows(2).map(|ends| ends[1] - ends[0]).max().unwrap();
+        assert!((1..=29).contains(&most), "at most 1/34 of 1019 tokens: {most}");
+        assert!((0.0..=1.0).contains(&told["weight_held"].as_f64().unwrap()), "{told}");
+    }
+    // The same queries as decode steps activate nearly the same tokens, because keys are equal within rounding.
+    let (_, steps) = run(&["--queries", "last:32", "--prefill", "1000"]);
+    assert_eq!(steps.positions, last.positions);
+    let same = |a: &[u32], b: &[u32]| a.iter().filter(|at| b.contains(at)).count() as f64 / a.len() as f64;
+    assert!(same(&last.layers[3].activated, &steps.layers[3].activated) > 0.95);
+
+    let (_, decode) = run(&["--queries", "decode", "--prefill", "1010", "--newest", "16"]);
+    assert_eq!(decode.positions, (1010..1023).collect::<Vec<u32>>(), "9 tokens, the question and one of the answer");
+    let (json, asked) = run(&["--queries", "questions", "--questions", "4", "--newest", "16"]);
+    assert_eq!(asked.questions, [1, 1, 1, 1, 2, 2, 2, 2]);
+    assert_eq!(asked.positions[..4], [1019, 1020, 1021, 1022]);
+    assert!(json["layers"].as_array().unwrap().iter().any(|layer| layer["weight_held"].as_f64().unwrap() > 0.05));
+    let table = stdout(&kvrun(&["profile", "--out", file.to_str().unwrap()]));
+    assert!(table.contains("1019 tokens, 128 queries (last:128)"), "{table}");
+
+    let refused = |more: &[&str]| failure(&[&["profile", "--out", file.to_str().unwrap()], more].concat());
+    assert!(refused(&["--newest", "1015"]).contains("lower --sinks or --newest"));
+    assert!(refused(&["--queries", "last:1020"]).contains("1019 tokens before the question"));
+    assert!(refused(&["--number", "26"]).contains("more than the 25 prompts"));
+    assert!(refused(&["--questions", "4"]).contains("--queries questions"));
+}
+
+#[test]
 fn prefetching_changes_no_answer_and_reports_what_it_saved() {
     let dir = tempfile::tempdir().unwrap();
     let ids = dir.path().join("ids");

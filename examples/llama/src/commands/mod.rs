@@ -3,10 +3,12 @@
 mod calibrate;
 mod compare;
 mod generate;
+mod profile;
 mod recall;
 mod shared;
 
 pub(crate) use calibrate::calibrate;
 pub(crate) use compare::compare;
 pub(crate) use generate::generate;
+pub(crate) use profile::profile;
 pub(crate) use recall::recall;
