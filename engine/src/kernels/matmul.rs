@@ -42,9 +42,11 @@ fn product(c: &mut [f32], a: &[f32], b: &[f32], (k, n): (usize, usize), rows: im
         let width = COLUMNS.min(n - column);
         block.clear();
         for row in b.chunks_exact(n).take(k) {
-            let mut padded = [0.0; COLUMNS];
-            padded[..width].copy_from_slice(&row[column..column + width]);
-            block.push(padded);
+            // A copy of fixed length needs no call.
+            block.push(match row[column..].first_chunk::<COLUMNS>() {
+                Some(whole) => *whole,
+                None => std::array::from_fn(|i| if i < width { row[column + i] } else { 0.0 }),
+            });
         }
         let rows = rows(column);
         let mut row = 0;
