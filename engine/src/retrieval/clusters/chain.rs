@@ -91,11 +91,14 @@ impl<'a> Chains<'a> {
         }
         let mut common = std::mem::take(&mut self.common);
         common_with_all(self.retrieved, of, &mut common);
-        let partners =
-            (0..).zip(&common[..self.links.len()]).filter(|(other, common)| **common > 0 && self.may_join(of, *other));
-        let best = partners
-            .map(|(other, common)| (u32::from(*common), Reverse((of.min(other), of.max(other), of)), other))
-            .max();
+        let mut best: Option<Pair> = None;
+        let mut highest = 1;
+        for (other, &count) in (0..).zip(&common[..self.links.len()]) {
+            if count >= highest && self.may_join(of, other) {
+                highest = count;
+                best = best.max(Some((u32::from(count), Reverse((of.min(other), of.max(other), of)), other)));
+            }
+        }
         self.common = common;
         best
     }
