@@ -80,6 +80,9 @@ fn a_selector_of_another_sequence_is_refused() {
     let oracle = other.attach(Arc::new(Oracle)).unwrap();
     let wrong = [
         other.select(0, SelectRequest::query(&[1.0; DIM]).budget(Budget::tokens(20)).selector(quest)).map(drop),
+        // A selector scores a query, and these requests have none.
+        other.select(0, SelectRequest::all().selector(oracle)).map(drop),
+        other.select(0, SelectRequest::groups(&[0]).selector(oracle)).map(drop),
         other.selector_bytes(quest).map(drop),
         other.selector_summaries(quest, 0).map(drop),
     ];

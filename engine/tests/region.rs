@@ -86,7 +86,7 @@ fn blocks_are_in_the_region(driver: DriverChoice) {
     let (store, sequence) = filled(dir.path(), driver);
     let (region, memory) = region(2);
     assert_eq!((region.capacity(), region.in_use()), (2 * ReadRegion::SLAB_BYTES, 0));
-    for seed in 0..40 {
+    for seed in 0..80 {
         let view = some(&sequence, seed, 60);
         let plain = store.read(&[&view]).submit().unwrap().wait().unwrap();
         let plain = plain.get(0).unwrap();
