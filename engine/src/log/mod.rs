@@ -10,6 +10,7 @@
 //! Lock order: maintenance locks, the manifest, the catalog, the segment allocator, open handles.
 
 mod background_state;
+mod cleaning_progress;
 mod commit;
 mod commit_queue;
 mod copies;

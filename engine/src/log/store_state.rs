@@ -1,6 +1,7 @@
 //! The state that all handles of an open store share: devices, space, catalog, committer, ids, background.
 
 use super::background_state::Background;
+use super::cleaning_progress::CleaningProgress;
 use super::commit::{CommitRequest, Committer};
 use super::copy_location::lay_copies;
 use super::devices::Devices;
@@ -75,8 +76,8 @@ pub(crate) struct MaintenanceLocks {
     pub(crate) adapters: Mutex<()>,
     /// Held while copies are repaired.
     pub(crate) repairing: Mutex<()>,
-    /// Held while segments are cleaned.
-    pub(crate) cleaning: Mutex<()>,
+    /// Held while segments are cleaned. It knows whether that gains segments.
+    pub(crate) cleaning: Mutex<CleaningProgress>,
     /// Held while sequences are evicted for space.
     pub(crate) evicting: Mutex<()>,
     /// Segments that left the catalog and whose files still exist, each with the generation that ended. Held while

@@ -116,9 +116,8 @@ pub(crate) fn run_due(inner: &Arc<StoreInner>, background: bool) -> Result<Clean
 /// Cleans until more than the threshold of segments is free, or nothing more can be cleaned.
 fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
     let mut done = Cleaned::default();
-    // Each round gains at least one segment, so the number of files bounds the rounds.
-    let rounds = lock(&inner.space).files();
-    for _ in 0..=rounds {
+    // This ends, because cleaning is given up when it gains nothing.
+    loop {
         let (free, all) = {
             let space = lock(&inner.space);
             (space.free_segments(&inner.devices), space.all_segments(&inner.devices))
@@ -136,10 +135,9 @@ fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
         done.frames += round.frames;
         done.bytes += round.bytes;
         if round.segments == 0 {
-            break;
+            return Ok(done);
         }
     }
-    Ok(done)
 }
 
 /// Evicts down to the low watermark if the live bytes exceed the high watermark.

@@ -1,7 +1,7 @@
 //! Cleaning: moves the live frames out of mostly dead segments, so that the segments become free.
 //!
-//! 1. Choose victims: sealed segments with the best ratio of gain to cost, until their packed frames fill the wanted
-//!    number of segments less.
+//! 1. Choose victims: sealed segments with the best ratio of gain to cost, until their dead pages are the wanted gain.
+//!    Choose none while cleaning gains nothing (see `log::cleaning_progress`).
 //! 2. Copy the live frames of each victim, in order of LSN, to the segment for relocated frames of the same device.
 //! 3. Commit the new places, one commit per victim.
 //! 4. Commit once more: a commit frees every segment without live pages and without readers.
@@ -23,10 +23,9 @@ use crate::events::span;
 use crate::io::coverage;
 use crate::log::{CommitRequest, CopyAt, CopyChange, Device, Devices, SegmentAllocator, StoreInner, copies_of, places};
 use crate::metrics::lock;
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
-use stratakv_format::{DeviceIndex, FrameId, PAGE_BYTES};
+use stratakv_format::{FrameId, PAGE_BYTES};
 
 /// The result of cleaning: segments emptied, and frames and bytes moved.
 #[derive(Clone, Copy, Debug, Default)]
@@ -40,11 +39,13 @@ pub(crate) struct Cleaned {
 struct Victim {
     key: SegmentKey,
     live_pages: u64,
+    /// The live share of its pages, from 0 to 1.
+    live: f64,
     score: f64,
 }
 
-/// Returns the sealed segments with a live share of at most `share`, the best first: few live pages, and old ones.
-fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator, share: f64) -> Vec<Victim> {
+/// Returns the sealed segments that can be cleaned, the best first: few live pages, and old ones.
+fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator) -> Vec<Victim> {
     let sealed = catalog.segments.iter().filter(|(key, meta)| {
         let movable = meta.state == SegmentState::Sealed && meta.live_pages > 0;
         // Repair moves the frames of devices that take no new frames.
@@ -54,70 +55,20 @@ fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator, share
     let oldest = |key: &SegmentKey| catalog.segments.get(key).map_or(0, |meta| meta.last_lsn);
     let newest = catalog.counters.lsn.max(1);
     let mut found: Vec<Victim> = sealed
-        .filter_map(|(key, meta)| {
+        .map(|(key, meta)| {
             let live = meta.live_pages as f64 / f64::from(meta.pages - 2);
             let age = (newest.saturating_sub(oldest(key)) as f64 / newest as f64).max(1e-3);
             let score = (1.0 - live) * (0.25 + age) / (1.0 + live);
-            (live <= share).then_some(Victim { key: *key, live_pages: meta.live_pages, score })
+            Victim { key: *key, live_pages: meta.live_pages, live, score }
         })
         .collect();
     found.sort_by(|a, b| b.score.total_cmp(&a.score).then(a.key.cmp(&b.key)));
     found
 }
 
-/// The frames of one victim, in the order in which they move.
-type Move = (SegmentKey, Vec<(FrameId, FrameMeta)>);
-
-/// Chooses the best victims whose frames fill `wanted` fewer segments than they leave, or as many fewer as there are.
-///
-/// Returns none if not even one whole segment would be gained. The number of dead pages does not decide, because a
-/// frame does not span segments. For example, frames of 6 pages leave 4 pages of each segment of 10 unused, before and
-/// after they move.
-fn choose(catalog: &Catalog, victims: &[Victim], usable: u32, wanted: u64) -> Vec<Move> {
-    let dead: u64 = victims.iter().map(|victim| u64::from(usable).saturating_sub(victim.live_pages)).sum();
-    if dead < u64::from(usable) {
-        return Vec::new();
-    }
-    let mut moves: Vec<Move> = Vec::new();
-    let mut packing = Packing { usable, devices: BTreeMap::new() };
-    for victim in victims {
-        let frames = catalog.frames_in(victim.key).into_iter();
-        let mut frames: Vec<(FrameId, FrameMeta)> = frames.map(|(id, frame)| (id, frame.clone())).collect();
-        // The order in which they were written keeps the frames of a sequence together.
-        frames.sort_by_key(|(_, frame)| frame.lsn);
-        frames.iter().for_each(|(_, frame)| packing.add(victim.key.0, frame.location.pages));
-        moves.push((victim.key, frames));
-        if moves.len() as u64 >= packing.segments() + wanted {
-            break;
-        }
-    }
-    if moves.len() as u64 > packing.segments() { moves } else { Vec::new() }
-}
-
-/// Counts the segments that moved frames fill on each device. The allocator fills one segment after another.
-struct Packing {
-    usable: u32,
-    /// The segments filled on a device, and the pages left in the last one.
-    devices: BTreeMap<DeviceIndex, (u64, u32)>,
-}
-
-impl Packing {
-    fn add(&mut self, device: DeviceIndex, pages: u32) {
-        let (segments, left) = self.devices.entry(device).or_default();
-        if pages > *left {
-            (*segments, *left) = (*segments + 1, self.usable);
-        }
-        *left = left.saturating_sub(pages);
-    }
-
-    fn segments(&self) -> u64 {
-        self.devices.values().map(|(segments, _)| segments).sum()
-    }
-}
-
 /// Cleans segments with a live share of at most `share` until `segments` whole ones are gained, at full speed.
 ///
-/// Moves nothing if not even one whole segment would be gained.
+/// Moves nothing if there are fewer dead pages than one segment has, or while cleaning gains nothing.
 ///
 /// # Errors
 /// A commit failed. Frames that are damaged in every copy, and frames that find no space, stay where they are and are
@@ -132,17 +83,39 @@ pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cle
 /// # Errors
 /// As for [`clean`].
 pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
-    let _one = lock(&inner.locks.cleaning);
+    let mut progress = lock(&inner.locks.cleaning);
     let _span = span!("clean");
     let mut done = Cleaned::default();
-    let moves = {
+    let usable = u64::from(inner.devices.identity.segment_pages - 2);
+    let (list, candidates, dead) = {
         let catalog = lock(&inner.catalog);
-        let victims = victims(&inner.devices, &catalog, &lock(&inner.space), share);
-        choose(&catalog, &victims, inner.devices.identity.segment_pages - 2, segments)
+        let mut victims = victims(&inner.devices, &catalog, &lock(&inner.space));
+        let dead = victims.iter().map(|victim| usable.saturating_sub(victim.live_pages)).sum();
+        if !progress.may_gain(dead, usable) {
+            return Ok(done);
+        }
+        victims.retain(|victim| victim.live <= share);
+        let candidates = victims.len() as u64;
+        let mut gain = 0;
+        let enough = victims.into_iter().take_while(|victim| {
+            let wanted = gain < segments * usable;
+            gain += if wanted { usable - victim.live_pages } else { 0 };
+            wanted
+        });
+        let keys: Vec<SegmentKey> = enough.map(|victim| victim.key).collect();
+        if gain < usable {
+            return Ok(done);
+        }
+        let frames = |key| catalog.frames_in(key).into_iter().map(|(id, frame)| (id, frame.clone())).collect();
+        let list: Vec<(SegmentKey, Vec<(FrameId, FrameMeta)>)> =
+            keys.into_iter().map(|key| (key, frames(key))).collect();
+        (list, candidates, dead)
     };
-    let start = Instant::now();
-    for (key, frames) in moves {
-        let moved = move_frames(inner, key, &frames, (start, done.bytes))?;
+    let (start, mut opened) = (Instant::now(), 0);
+    for (key, mut frames) in list {
+        // The order in which they were written keeps the frames of a sequence together.
+        frames.sort_by_key(|(_, frame)| frame.lsn);
+        let moved = move_frames(inner, key, &frames, (start, done.bytes), &mut opened)?;
         done.frames += moved.frames;
         done.bytes += moved.bytes;
         done.segments += moved.segments;
@@ -153,6 +126,7 @@ pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<
             break;
         }
     }
+    progress.add_round((done.segments, opened), candidates, dead);
     if done.frames > 0 {
         // This commit frees the segments that have no live frames left.
         inner.commit(CommitRequest::default())?;
@@ -177,12 +151,13 @@ fn sources(copies: Vec<CopyAt>, meta: &FrameMeta, key: SegmentKey) -> Vec<CopySo
 
 /// Moves the frames of one segment. `before` bytes were moved since `start`; the rate limit counts both.
 ///
-/// Returns `segments == 1` if every frame was moved.
+/// Returns `segments == 1` if every frame was moved. `opened` grows by the segments that were opened for them.
 fn move_frames(
     inner: &StoreInner,
     key: SegmentKey,
     frames: &[(FrameId, FrameMeta)],
     (start, before): (Instant, u64),
+    opened: &mut u64,
 ) -> Result<Cleaned> {
     let mut done = Cleaned::default();
     let from = {
@@ -208,6 +183,8 @@ fn move_frames(
         let Some(at) = seen.iter().position(|(at, _)| (at.device, at.segment) == key) else { continue };
         match copy(&inner.devices, &inner.space, *id, &sources, key.0) {
             Ok(Copied { location, header_crc, flight }) => {
+                // The first frame of a segment is behind its header page.
+                *opened += u64::from(location.page == 1);
                 done.frames += 1;
                 done.bytes += u64::from(meta.location.pages) * PAGE_BYTES as u64;
                 request.segments.push(Arc::clone(flight.segment()));
@@ -238,31 +215,4 @@ fn move_frames(
     (0..moved).for_each(|_| coverage!(FrameMoved));
     done.segments = u64::from(whole);
     Ok(done)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Frames of `pages` each, packed into segments of `usable` pages on one device.
-    fn packed(usable: u32, pages: &[u32]) -> u64 {
-        let mut packing = Packing { usable, devices: BTreeMap::new() };
-        pages.iter().for_each(|&pages| packing.add(DeviceIndex(0), pages));
-        packing.segments()
-    }
-
-    #[test]
-    fn packing_leaves_the_rest_of_a_segment_that_a_frame_does_not_fit() {
-        assert_eq!(packed(10, &[6, 6, 6]), 3);
-        assert_eq!(packed(10, &[5, 5, 5]), 2);
-        assert_eq!(packed(10, &[]), 0);
-        assert_eq!(packed(10, &[10, 1]), 2);
-    }
-
-    #[test]
-    fn packing_counts_the_segments_of_each_device() {
-        let mut packing = Packing { usable: 10, devices: BTreeMap::new() };
-        (0..4).for_each(|device| packing.add(DeviceIndex(device % 2), 5));
-        assert_eq!(packing.segments(), 2);
-    }
 }
