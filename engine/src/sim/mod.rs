@@ -37,7 +37,7 @@ mod world;
 pub use crate::io::coverage::{CoverageMark as Event, events, take_events};
 pub use crate::io::planted::{Mutant, set_mutant};
 pub use random::Rng;
-pub use world::{Faults, OPERATIONS_MAX};
+pub use world::Faults;
 
 use crate::error::Result;
 use crate::io::coverage;
@@ -188,10 +188,16 @@ impl Simulation {
         lock(&self.world).operations
     }
 
-    /// Returns true if the power failed because the store did [`OPERATIONS_MAX`] operations.
+    /// Lets the power fail for good after this many operations, so that a store that never stops writing does.
+    pub fn limit_operations(&self, most: u64) {
+        lock(&self.world).operations_max = most;
+    }
+
+    /// Returns true if the power failed because of [`Self::limit_operations`].
     #[must_use]
     pub fn is_endless(&self) -> bool {
-        self.operations() >= OPERATIONS_MAX
+        let world = lock(&self.world);
+        world.operations >= world.operations_max
     }
 
     /// Returns the number of operations so far that changed something: writes, syncs, names and lengths of files.

@@ -25,9 +25,6 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// Operations after which a case counts as endless. The longest of 20,000 cases took 2,732.
-pub const OPERATIONS_MAX: u64 = 100_000;
-
 /// Faults to come. Each counts down the operations of its kind on all devices together, and strikes once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -109,6 +106,8 @@ pub(super) struct World {
     pub(super) down: bool,
     pub(super) crash_in: Option<u64>,
     pub(super) operations: u64,
+    /// The power fails before the next operation.
+    pub(super) operations_max: u64,
     /// Operations that change something.
     pub(super) changes: u64,
     /// The largest total size of all files since the last call of `take_peak_bytes`.
@@ -167,6 +166,7 @@ impl World {
             down: false,
             crash_in: None,
             operations: 0,
+            operations_max: u64::MAX,
             changes: 0,
             peak_bytes: 0,
             moment: 0,
@@ -215,7 +215,7 @@ impl World {
         if self.down || epoch != self.epoch {
             return Err(lost_power());
         }
-        if self.operations >= OPERATIONS_MAX {
+        if self.operations >= self.operations_max {
             // Power is the one thing that ends any loop of the store.
             self.down = true;
             return Err(lost_power());

@@ -7,6 +7,7 @@ use crate::log::{CopyPlace, places};
 use crate::metrics::lock;
 use crate::options::{CreateOptions, Durability};
 use crate::sequence::{OpenSequence, Sequence};
+use std::collections::BTreeSet;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -41,6 +42,18 @@ fn half_dead(dir: &Path) -> (Store, Sequence, FrameId, FrameMeta) {
         (*found.0, found.1.clone())
     };
     assert_eq!(meta.copies(), 2);
+    // Nothing else lives in its segments, so that they are the first to be cleaned.
+    let segments: Vec<_> = places(&meta).iter().map(|(at, _)| (at.device, at.segment)).collect();
+    let beside = |frame: &FrameMeta| places(frame).iter().any(|(at, _)| segments.contains(&(at.device, at.segment)));
+    let others: BTreeSet<_> = {
+        let catalog = lock(&store.inner.catalog);
+        let frames = catalog.frames.iter().filter(|(other, frame)| **other != id && beside(frame));
+        frames.map(|(_, frame)| frame.origin).collect()
+    };
+    assert!(!others.contains(&filled) && !others.contains(&meta.origin));
+    for other in others {
+        store.open_sequence(other, OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
+    }
     (store, sequence, id, meta)
 }
 

@@ -30,7 +30,7 @@ use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use stratakv::metrics::Evicted;
-use stratakv::sim::{Event, OPERATIONS_MAX, Rng, Simulation, events};
+use stratakv::sim::{Event, Rng, Simulation, events};
 use stratakv::{ByteSize, Error, ErrorKind, Sequence, SequenceReader, Store, StoreOptions};
 
 /// The end of a case that did not fail.
@@ -143,6 +143,9 @@ pub fn run_verbose(case: &Case, coverage: &mut Coverage) -> (u64, Result<Verdict
     run_with(case, coverage, true)
 }
 
+/// Device operations after which a case counts as endless. The longest of 20,000 cases took 2,732.
+const OPERATIONS_MAX: u64 = 100_000;
+
 fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result<Verdict, Failure>) {
     coverage.cases += 1;
     let failure = |what| Failure { seed: case.seed, place: (0, 0), what, history: Vec::new(), trace: 0 };
@@ -178,6 +181,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         flipped: false,
         limited: case.regime == Regime::Tight || case.capacity.is_some(),
     };
+    runner.simulation.limit_operations(OPERATIONS_MAX);
     let outcome = catch_unwind(AssertUnwindSafe(|| runner.run())).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));
