@@ -1,6 +1,6 @@
 //! Power failures of a block device under a real file system and the real driver.
 //!
-//! 1. A recording makes a file system on the device of [`disk`], works on a store, and logs every write and flush.
+//! 1. A recording makes a file system on the device of `disk`, works on a store, and logs every write and flush.
 //! 2. Each image is a state that a power failure at a random request may have left.
 //! 3. The image is mounted, checked with kvfsck, opened, and compared with the reports before that request.
 
