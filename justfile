@@ -29,7 +29,7 @@ check: docs
 # All tests of the workspace, then the drivers and codecs behind features.
 test:
   cargo test --workspace
-  cargo test --quiet -p stratakv --features glommio,tokio-uring,zstd --lib -- conformance codec
+  cargo test --quiet -p stratakv --features glommio,tokio-uring,zstd,tracing --lib -- conformance codec
   STRATAKV_TEST_BATCHES=2000 cargo test --quiet -p stratakv --features glommio,tokio-uring,zstd,tracing --test batches --test tracing
 
 # Simulated crashes, planted faults, killed processes, power failures under ext4 and XFS (root), random histories.
