@@ -1,11 +1,11 @@
-//! Whether cleaning gains segments, or only moves frames around.
+//! The progress of cleaning: it tells rounds that gain segments from rounds that only move frames.
 //!
 //! Frames do not span segments. Frames of 6 pages leave 4 pages of each segment of 10 unused, before and after they
 //! move. The dead pages of three such segments are more than a segment, yet moving their frames gains nothing.
 //!
 //! 1. Each round tells how many segments it emptied, and how many it opened for the moved frames.
 //! 2. If as many segments as there are candidates were emptied without a gain, every frame has moved once for nothing.
-//!    Cleaning is given up.
+//!    Cleaning stops.
 //! 3. It starts again when a segment's worth of pages has died since.
 
 /// The progress of cleaning. It is not stored: a store that was opened tries once.

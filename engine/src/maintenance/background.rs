@@ -116,7 +116,7 @@ pub(crate) fn run_due(inner: &Arc<StoreInner>, background: bool) -> Result<Clean
 /// Cleans until more than the threshold of segments is free, or nothing more can be cleaned.
 fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
     let mut done = Cleaned::default();
-    // This ends, because cleaning is given up when it gains nothing.
+    // This ends, because cleaning stops when it gains nothing.
     loop {
         let (free, all) = {
             let space = lock(&inner.space);

@@ -48,7 +48,7 @@ impl AttendedEntries {
     }
 }
 
-/// What a layer allows entries to name.
+/// The groups, heads and tokens that entries of a layer may name.
 pub(crate) struct EntryLimits {
     pub(crate) kv_heads: usize,
     pub(crate) group_tokens: usize,

@@ -49,12 +49,11 @@ impl ClusterStats {
         add_row(centroid, key, share as f32);
     }
 
-    /// Removes a key that was added.
-    ///
-    /// # Panics
-    /// There is no member.
+    /// Removes a key that was added. A cluster without members stays as it is.
     pub fn remove(&mut self, centroid: &mut [f32], key: &[f32]) {
-        assert!(self.size > 0, "a cluster has a member to remove");
+        if self.size == 0 {
+            return;
+        }
         self.size -= 1;
         let left = f64::from(self.size);
         if self.size == 0 {
@@ -76,6 +75,14 @@ fn squared_distance(centroid: &[f32], key: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn removing_from_a_cluster_without_members_changes_nothing() {
+        let (mut stats, mut centroid) = (ClusterStats::default(), [1.0, 2.0]);
+        stats.remove(&mut centroid, &[3.0, 4.0]);
+        assert_eq!((stats, centroid), (ClusterStats::default(), [1.0, 2.0]));
+    }
+
     use crate::retrieval::clusters::random::SeededRandom;
 
     #[test]

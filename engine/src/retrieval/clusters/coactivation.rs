@@ -102,22 +102,20 @@ impl CoActivation {
         self.recorded
     }
 
-    /// Returns how many queries activated `entry`.
-    ///
-    /// # Panics
-    /// There is no such entry.
+    /// Returns how many queries activated `entry`. It is 0 for an entry that the profile does not have.
     #[must_use]
     pub fn count(&self, entry: u32) -> u32 {
-        self.counts[entry as usize]
+        self.counts.get(entry as usize).copied().unwrap_or(0)
     }
 
     /// Returns `f(a, b)`: how many queries activated both entries. `f(a, a)` is the count of `a`.
     ///
-    /// # Panics
-    /// There is no such entry.
+    /// It is 0 for an entry that the profile does not have.
     #[must_use]
     pub fn common(&self, a: u32, b: u32) -> u32 {
-        assert!((a as usize) < self.entries && (b as usize) < self.entries, "entries of the profile");
+        if a.max(b) as usize >= self.entries {
+            return 0;
+        }
         let word = |entry: u32, word| self.blocks[self.word_index(entry as usize, word)];
         (0..self.words).map(|at| (word(a, at) & word(b, at)).count_ones()).sum()
     }

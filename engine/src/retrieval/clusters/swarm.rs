@@ -210,8 +210,8 @@ impl MedoidClustering {
             }
             if found > mean_size { wide = radius.threshold() } else { narrow = radius.threshold() }
         }
-        let (_, radius, clusters) = best.expect("there is at least one probe");
-        Ok((radius, clusters))
+        let none = || Error::new(ErrorKind::InvalidArgument, "medoid clusters: no radius was tried");
+        best.map(|(_, radius, clusters)| (radius, clusters)).ok_or_else(none)
     }
 }
 

@@ -47,7 +47,7 @@ impl Default for AdaptOptions {
     }
 }
 
-/// What became of a new entry.
+/// The outcome of a new entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adaptation {
     /// The entry is a member of this cluster. It is to be written there.
