@@ -14,6 +14,7 @@
 
 use super::coactivation::CoActivation;
 use super::ranked::common_with_all;
+use crate::error::{Error, ErrorKind, Result};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
@@ -40,16 +41,27 @@ pub fn chain_bytes_for(clusters: usize) -> usize {
 
 /// Returns how many runs of neighbours of an order a set of clusters makes: the requests that read it.
 ///
-/// # Panics
-/// `order` is not a permutation of the clusters, or a cluster of `chosen` is not among them.
-#[must_use]
-pub fn runs_in_order(order: &[u32], chosen: &[u32]) -> usize {
-    let mut place = vec![0; order.len()];
-    order.iter().enumerate().for_each(|(at, cluster)| place[*cluster as usize] = at);
-    let mut places: Vec<usize> = chosen.iter().map(|cluster| place[*cluster as usize]).collect();
+/// # Errors
+/// [`ErrorKind::InvalidArgument`]: `order` is not a permutation of the clusters, or a cluster of `chosen` is not among
+/// them.
+pub fn runs_in_order(order: &[u32], chosen: &[u32]) -> Result<usize> {
+    let clusters = order.len();
+    let refused = |what: String| Err(Error::new(ErrorKind::InvalidArgument, format!("runs in order: {what}")));
+    let mut place = vec![None; clusters];
+    for (at, cluster) in order.iter().enumerate() {
+        match place.get_mut(*cluster as usize) {
+            Some(place @ None) => *place = Some(at),
+            Some(Some(first)) => return refused(format!("cluster {cluster} is both at {first} and at {at}")),
+            None => return refused(format!("cluster {cluster} is in an order of {clusters} clusters")),
+        }
+    }
+    if let Some(cluster) = chosen.iter().find(|cluster| **cluster as usize >= clusters) {
+        return refused(format!("cluster {cluster} was chosen, but there are {clusters}"));
+    }
+    let mut places: Vec<usize> = chosen.iter().filter_map(|cluster| place[*cluster as usize]).collect();
     places.sort_unstable();
     places.dedup();
-    places.len() - places.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count()
+    Ok(places.len() - places.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count())
 }
 
 /// A pair to join: its count, its lower and its higher cluster and the one that looked for it, and that one's partner.
@@ -195,7 +207,7 @@ mod tests {
             sorted.sort_unstable();
             prop_assert!(sorted.into_iter().eq(0..23));
             for retrieval in &retrievals {
-                let runs = runs_in_order(&order, &retrieval.iter().copied().collect::<Vec<_>>());
+                let runs = runs_in_order(&order, &retrieval.iter().copied().collect::<Vec<_>>()).unwrap();
                 prop_assert!(runs <= retrieval.len());
                 prop_assert_eq!(runs == 0, retrieval.is_empty());
             }
@@ -209,8 +221,22 @@ mod tests {
             .into();
         let order = chain(&recorded(10, &retrievals));
         assert_eq!(order, [0, 5, 9, 1, 7, 2, 3, 4, 6, 8]);
-        assert_eq!((runs_in_order(&order, &[9, 0, 5]), runs_in_order(&order, &[0, 9, 3])), (1, 3));
-        assert_eq!(runs_in_order(&order, &[]), 0);
+        let runs = |chosen: &[u32]| runs_in_order(&order, chosen).unwrap();
+        assert_eq!((runs(&[9, 0, 5]), runs(&[0, 9, 3]), runs(&[])), (1, 3, 0));
         assert!(chain(&recorded(0, &[])).is_empty());
+    }
+
+    #[test]
+    fn runs_of_an_order_that_is_not_a_permutation_are_refused() {
+        for (order, chosen, context) in [
+            (&[0, 3, 1][..], &[][..], "cluster 3 is in an order of 3"),
+            (&[0, 1, 1], &[], "cluster 1 is both at 1 and at 2"),
+            (&[2, 0, 1], &[1, 3], "cluster 3 was chosen, but there are 3"),
+            (&[], &[u32::MAX], "there are 0"),
+        ] {
+            let error = runs_in_order(order, chosen).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains(context), "{error}");
+        }
     }
 }

@@ -1,5 +1,7 @@
 //! [`ClusterLists`]: the members of each cluster.
 
+use crate::error::{Error, ErrorKind, Result};
+
 /// The members of clusters, one list after the other. An entry may be a member of several clusters.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterLists {
@@ -17,10 +19,23 @@ impl ClusterLists {
 
     /// Returns lists from the cluster of each entry. Every cluster of `assignment` is below `clusters`.
     ///
-    /// # Panics
-    /// A cluster of `assignment` is not below `clusters`.
-    #[must_use]
-    pub fn from_assignment(assignment: &[u32], clusters: usize) -> Self {
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: a cluster of `assignment` is not below `clusters`, or there are more clusters or
+    /// entries than `u32` counts.
+    pub fn from_assignment(assignment: &[u32], clusters: usize) -> Result<Self> {
+        let entries = assignment.len();
+        if clusters.max(entries) > u32::MAX as usize {
+            return refused(format!("{entries} entries in {clusters} clusters, but both are at most {}", u32::MAX));
+        }
+        let unknown = (0_u32..).zip(assignment).find(|(_, cluster)| **cluster as usize >= clusters);
+        if let Some((entry, cluster)) = unknown {
+            return refused(format!("entry {entry} is in cluster {cluster}, but there are {clusters} clusters"));
+        }
+        Ok(Self::of_partition(assignment, clusters))
+    }
+
+    /// Returns lists from the cluster of each entry, for an assignment that the room made itself.
+    pub(super) fn of_partition(assignment: &[u32], clusters: usize) -> Self {
         let mut sizes = vec![0_u32; clusters];
         assignment.iter().for_each(|cluster| sizes[*cluster as usize] += 1);
         let mut next = 0;
@@ -65,17 +80,24 @@ impl ClusterLists {
 
     /// Returns the members of a cluster.
     ///
-    /// # Panics
-    /// There is no such cluster.
-    #[must_use]
-    pub fn members(&self, cluster: usize) -> &[u32] {
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: there is no such cluster.
+    pub fn members(&self, cluster: usize) -> Result<&[u32]> {
+        if cluster >= self.len() {
+            return refused(format!("the members of cluster {cluster} of {}", self.len()));
+        }
+        Ok(self.list(cluster))
+    }
+
+    /// Returns the members of a cluster that exists.
+    fn list(&self, cluster: usize) -> &[u32] {
         let start = if cluster == 0 { 0 } else { self.ends[cluster - 1] };
         &self.members[start as usize..self.ends[cluster] as usize]
     }
 
     /// Returns the members of each cluster.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u32]> {
-        (0..self.len()).map(|cluster| self.members(cluster))
+        (0..self.len()).map(|cluster| self.list(cluster))
     }
 
     /// Returns the sum of the sizes of the clusters. An entry counts once for each of its clusters.
@@ -91,16 +113,40 @@ impl ClusterLists {
     }
 }
 
+fn refused<T>(what: String) -> Result<T> {
+    Err(Error::new(ErrorKind::InvalidArgument, format!("cluster lists: {what}")))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn an_assignment_lists_members_in_rising_order() {
-        let lists = ClusterLists::from_assignment(&[2, 0, 2, 3, 0], 5);
+        let lists = ClusterLists::from_assignment(&[2, 0, 2, 3, 0], 5).unwrap();
         let found: Vec<&[u32]> = lists.iter().collect();
         assert_eq!(found, [&[1, 4][..], &[], &[0, 2], &[3], &[]]);
         assert_eq!((lists.stored(), lists.mean_size()), (5, 1.0));
         assert!(ClusterLists::new().is_empty() && ClusterLists::new().mean_size() == 0.0);
+    }
+
+    #[test]
+    fn an_assignment_to_a_cluster_that_does_not_exist_is_refused() {
+        for (assignment, clusters) in [(&[0, 5][..], 5), (&[0], 0), (&[], usize::MAX)] {
+            let error = ClusterLists::from_assignment(assignment, clusters).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains(&clusters.to_string()), "{error}");
+        }
+    }
+
+    #[test]
+    fn members_of_a_cluster_that_does_not_exist_are_refused() {
+        let lists = ClusterLists::from_assignment(&[1, 0], 2).unwrap();
+        assert_eq!(lists.members(1).unwrap(), [0]);
+        for (lists, cluster) in [(&lists, 2), (&lists, usize::MAX), (&ClusterLists::new(), 0)] {
+            let error = lists.members(cluster).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+            assert!(error.to_string().contains(&format!("cluster {cluster} of {}", lists.len())), "{error}");
+        }
     }
 }

@@ -117,6 +117,6 @@ mod tests {
             let error = assign_nearest(&lists, &[0], (keys, dim), 16).unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         }
-        assert_eq!(assign_nearest(&lists, &[0], (&[0.0, 1e15], 1), 16).unwrap().members(0), [1, 0]);
+        assert_eq!(assign_nearest(&lists, &[0], (&[0.0, 1e15], 1), 16).unwrap().members(0).unwrap(), [1, 0]);
     }
 }

@@ -65,11 +65,10 @@ impl MedoidClusters {
 
     /// Returns the medoid of a cluster.
     ///
-    /// # Panics
-    /// There is no such cluster.
-    #[must_use]
-    pub fn medoid(&self, cluster: usize) -> u32 {
-        self.lists.members(cluster)[0]
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: there is no such cluster.
+    pub fn medoid(&self, cluster: usize) -> Result<u32> {
+        Ok(self.lists.members(cluster)?[0])
     }
 
     /// Returns the entries that no query activated and that no cluster has, in rising order.
@@ -487,13 +486,14 @@ mod tests {
         let clustering = MedoidClustering::new(&profile, options).unwrap();
         let mut found = clustering.cluster(ClusterRadius::above_common(1));
         assert_eq!(found.lists().iter().collect::<Vec<_>>(), [&[0, 1, 2][..], &[30, 31]]);
-        assert_eq!((found.never_activated().len(), found.medoid(1)), (35, 30));
+        assert_eq!((found.never_activated().len(), found.medoid(1).unwrap()), (35, 30));
+        assert_eq!(found.medoid(2).unwrap_err().kind(), ErrorKind::InvalidArgument);
         let keys: Vec<f32> = (0..ENTRIES).map(|at| at as f32).collect();
         assert!(found.assign_by_key(&keys[1..], 1).is_err());
         found.assign_by_key(&keys, 1).unwrap();
         assert_eq!((found.assigned_by_key(), found.opened_by_key()), (35, 0));
         assert_eq!(found.lists().iter().map(<[u32]>::len).collect::<Vec<_>>(), [20, 20]);
-        assert!(found.lists().members(0)[3..].iter().eq((3..=15).chain(36..40).collect::<Vec<_>>().iter()));
+        assert!(found.lists().members(0).unwrap()[3..].iter().eq((3..=15).chain(36..40).collect::<Vec<_>>().iter()));
     }
 
     #[test]

@@ -222,12 +222,10 @@ impl AdaptiveClusters {
 
     /// Returns the entries of a cluster that a split divides: the members, then its buffer.
     ///
-    /// # Panics
-    /// There is no such cluster.
-    #[must_use]
-    pub fn entries_to_split(&self, cluster: u32) -> Vec<u32> {
-        let cluster = cluster as usize;
-        self.members[cluster].iter().chain(&self.buffers[cluster]).copied().collect()
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: there is no such cluster.
+    pub fn entries_to_split(&self, cluster: u32) -> Result<Vec<u32>> {
+        Ok([self.members(cluster)?, self.buffer(cluster)?].concat())
     }
 
     /// Splits a cluster that was requested. `keys` are those of [`Self::entries_to_split`]. The cluster is in memory.
@@ -241,7 +239,7 @@ impl AdaptiveClusters {
         if self.due != Some(cluster) {
             return refused(format!("a split of cluster {cluster} was not requested"));
         }
-        let entries = self.entries_to_split(cluster);
+        let entries = self.entries_to_split(cluster)?;
         if check_keys("adaptive clusters", keys, self.dim)? != entries.len() {
             return refused(format!("{} elements of the keys of {} entries", keys.len(), entries.len()));
         }
@@ -274,20 +272,18 @@ impl AdaptiveClusters {
 
     /// Returns the members of a cluster, without its buffer.
     ///
-    /// # Panics
-    /// There is no such cluster.
-    #[must_use]
-    pub fn members(&self, cluster: u32) -> &[u32] {
-        &self.members[cluster as usize]
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: there is no such cluster.
+    pub fn members(&self, cluster: u32) -> Result<&[u32]> {
+        self.list(&self.members, cluster)
     }
 
     /// Returns the entries that wait in the buffer of a cluster.
     ///
-    /// # Panics
-    /// There is no such cluster.
-    #[must_use]
-    pub fn buffer(&self, cluster: u32) -> &[u32] {
-        &self.buffers[cluster as usize]
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: there is no such cluster.
+    pub fn buffer(&self, cluster: u32) -> Result<&[u32]> {
+        self.list(&self.buffers, cluster)
     }
 
     /// Returns the number of entries in all buffers.
@@ -306,6 +302,14 @@ impl AdaptiveClusters {
     #[must_use]
     pub fn centroids(&self) -> &[f32] {
         &self.centroids
+    }
+
+    /// Returns the list of a cluster, from the lists of all clusters.
+    fn list<'a>(&self, lists: &'a [Vec<u32>], cluster: u32) -> Result<&'a [u32]> {
+        match lists.get(cluster as usize) {
+            Some(list) => Ok(list),
+            None => refused(format!("cluster {cluster} of {}", self.len())),
+        }
     }
 
     fn check_nothing_due(&self) -> Result<()> {

@@ -16,13 +16,13 @@ fn two_clusters(options: AdaptOptions) -> AdaptiveClusters {
 fn an_entry_joins_the_nearest_cluster_while_the_variance_allows_it() {
     let mut clusters = two_clusters(AdaptOptions { threshold: 1.0, ..AdaptOptions::default() });
     assert_eq!(clusters.append(4, &[2.0]).unwrap(), Adaptation::Joined(0));
-    assert_eq!((clusters.members(0), clusters.centroids()[0]), (&[0, 1, 4][..], 1.0));
+    assert_eq!((clusters.members(0).unwrap(), clusters.centroids()[0]), (&[0, 1, 4][..], 1.0));
     assert!((clusters.stats()[0].variance() - 2.0 / 3.0).abs() < 1e-6);
     assert_eq!(clusters.append(5, &[8.0]).unwrap(), Adaptation::Buffered(1));
     // A flagged cluster buffers every further entry, also one that fits.
     assert_eq!(clusters.append(6, &[10.5]).unwrap(), Adaptation::Buffered(1));
     assert_eq!(clusters.next_split(), None);
-    assert_eq!((clusters.buffer(1), clusters.buffered()), (&[5, 6][..], 2));
+    assert_eq!((clusters.buffer(1).unwrap(), clusters.buffered()), (&[5, 6][..], 2));
 }
 
 #[test]
@@ -37,9 +37,12 @@ fn a_flagged_cluster_is_split_when_it_is_retrieved() {
     for refused in [clusters.append(6, &[0.0]).unwrap_err(), clusters.begin_step(&[]).unwrap_err()] {
         assert_eq!(refused.kind(), ErrorKind::InvalidArgument);
     }
-    assert_eq!(clusters.entries_to_split(1), [2, 3, 4, 5]);
+    assert_eq!(clusters.entries_to_split(1).unwrap(), [2, 3, 4, 5]);
     assert_eq!(clusters.split(1, &[10.0, 11.0, 7.0, 7.5]).unwrap(), [1, 2]);
-    assert_eq!((clusters.members(1), clusters.members(2), clusters.buffered()), (&[2, 3][..], &[4, 5][..], 0));
+    assert_eq!(
+        (clusters.members(1).unwrap(), clusters.members(2).unwrap(), clusters.buffered()),
+        (&[2, 3][..], &[4, 5][..], 0)
+    );
     assert_eq!(clusters.next_split(), None);
 }
 
@@ -50,7 +53,7 @@ fn a_cluster_in_memory_is_split_at_once() {
     assert_eq!(clusters.append(4, &[14.0]).unwrap(), Adaptation::SplitDue(1));
     assert_eq!(clusters.next_split(), Some(SplitRequest { cluster: 1, must_load: false }));
     assert_eq!(clusters.split(1, &[10.0, 11.0, 14.0]).unwrap(), [1, 2]);
-    assert_eq!((clusters.members(1), clusters.members(2)), (&[2, 3][..], &[4][..]));
+    assert_eq!((clusters.members(1).unwrap(), clusters.members(2).unwrap()), (&[2, 3][..], &[4][..]));
     // The new cluster is in memory as well.
     assert_eq!(clusters.append(5, &[17.0]).unwrap(), Adaptation::SplitDue(2));
 }
@@ -65,7 +68,7 @@ fn full_buffers_load_the_cluster_with_the_most_entries() {
     assert_eq!(clusters.next_split(), Some(SplitRequest { cluster: 1, must_load: true }));
     clusters.split(1, &[10.0, 11.0, 8.0, 8.5]).unwrap();
     assert_eq!(clusters.next_split(), None);
-    assert_eq!(clusters.buffer(0), [4]);
+    assert_eq!(clusters.buffer(0).unwrap(), [4]);
 }
 
 #[test]
@@ -75,7 +78,7 @@ fn equal_keys_are_split_by_size() {
     for entry in 1..200 {
         clusters.append(entry, &[5.0]).unwrap();
         while let Some(request) = clusters.next_split() {
-            let keys = vec![5.0; clusters.entries_to_split(request.cluster).len()];
+            let keys = vec![5.0; clusters.entries_to_split(request.cluster).unwrap().len()];
             clusters.split(request.cluster, &keys).unwrap();
         }
     }
@@ -107,9 +110,20 @@ fn wrong_input_is_refused() {
     assert_eq!(clusters.quantile_of_variances(1.0).unwrap(), 0.25);
 }
 
+#[test]
+fn entries_of_a_cluster_that_does_not_exist_are_refused() {
+    let clusters = two_clusters(AdaptOptions::default());
+    let refused = [clusters.members(2).err(), clusters.buffer(2).err(), clusters.entries_to_split(2).err()];
+    for error in refused {
+        let error = error.unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().contains("cluster 2 of 2"), "{error}");
+    }
+}
+
 /// Appends keys in steps. Each step retrieves the clusters of its bits.
 fn grow(keys: &[f32], dim: usize, retrieved: &[u64], per_step: usize, options: AdaptOptions) -> AdaptiveClusters {
-    let first = ClusterLists::from_assignment(&[0, 1, 0, 1, 0, 1], 2);
+    let first = ClusterLists::from_assignment(&[0, 1, 0, 1, 0, 1], 2).unwrap();
     let mut clusters = AdaptiveClusters::new(&keys[..6 * dim], dim, &first, options).unwrap();
     let entries: Vec<u32> = (6..(keys.len() / dim) as u32).collect();
     for (step, entries) in entries.chunks(per_step).enumerate() {
@@ -121,7 +135,7 @@ fn grow(keys: &[f32], dim: usize, retrieved: &[u64], per_step: usize, options: A
         for entry in entries {
             clusters.append(*entry, &keys[*entry as usize * dim..][..dim]).unwrap();
             while let Some(request) = clusters.next_split() {
-                let due = clusters.entries_to_split(request.cluster);
+                let due = clusters.entries_to_split(request.cluster).unwrap();
                 let rows: Vec<f32> = due.iter().flat_map(|at| &keys[*at as usize * dim..][..dim]).copied().collect();
                 clusters.split(request.cluster, &rows).unwrap();
             }
@@ -139,12 +153,12 @@ proptest! {
         let keys = &keys[..keys.len() / 2 * 2];
         let options = AdaptOptions { threshold, max_size, buffer_limit, ..AdaptOptions::default() };
         let clusters = grow(keys, 2, &retrieved, 1, options);
-        let mut seen: Vec<u32> = (0..clusters.len() as u32).flat_map(|c| clusters.entries_to_split(c)).collect();
+        let mut seen: Vec<u32> = (0..clusters.len() as u32).flat_map(|c| clusters.entries_to_split(c).unwrap()).collect();
         seen.sort_unstable();
         prop_assert!(seen.into_iter().eq(0..(keys.len() / 2) as u32));
         prop_assert!(clusters.buffered() < buffer_limit.max(1));
         for (at, (stats, centroid)) in clusters.stats().iter().zip(clusters.centroids().chunks(2)).enumerate() {
-            let members = clusters.members(at as u32);
+            let members = clusters.members(at as u32).unwrap();
             prop_assert!(members.len() == stats.size() as usize && (1..=max_size).contains(&members.len()));
             let size = members.len() as f64;
             let mut variance = 0.0;

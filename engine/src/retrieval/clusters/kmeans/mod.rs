@@ -157,7 +157,7 @@ impl KMeans {
     /// Returns the members of each cluster, in rising order.
     #[must_use]
     pub fn lists(&self) -> ClusterLists {
-        ClusterLists::from_assignment(&self.assignment, self.centroids.len() / self.dim)
+        ClusterLists::of_partition(&self.assignment, self.centroids.len() / self.dim)
     }
 
     /// Returns the mean squared distance of the keys `[entries, dim]` that were clustered to their centroids.

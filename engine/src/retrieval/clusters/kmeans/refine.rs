@@ -29,7 +29,7 @@ pub(super) fn refine(points: PointRows<'_>, assignment: &mut [u32], centroids: &
         if pass % PASSES_PER_LIST == 0 {
             near = near_centroids(PointRows::new(centroids, points.dim), count);
         }
-        let lists = ClusterLists::from_assignment(assignment, clusters);
+        let lists = ClusterLists::of_partition(assignment, clusters);
         for (members, near) in lists.iter().zip(near.chunks_exact(count)) {
             PointRows::new(centroids, points.dim).gather_into(near, &mut rows);
             nearest.set(PointRows::new(&rows, points.dim));

@@ -107,7 +107,7 @@ impl Cells {
         let (mut nearest, mut assignment) = (NearestCentroids::default(), vec![0; points.len()]);
         nearest.set(PointRows::new(&coarse, points.dim));
         nearest.assign(points, &mut assignment);
-        let members = ClusterLists::from_assignment(&assignment, count);
+        let members = ClusterLists::of_partition(&assignment, count);
         let mut starts = vec![0];
         starts.extend(members.iter().scan(0, |start, members| {
             *start += members.len();
