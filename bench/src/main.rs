@@ -7,7 +7,6 @@
 #![deny(unsafe_code)]
 
 mod cli;
-mod cluster;
 mod codec;
 mod decode;
 mod devices;

@@ -48,6 +48,46 @@ impl AttendedEntries {
     }
 }
 
+/// Returns the groups that hold chosen tokens, in rising order, with the entries of each.
+///
+/// `heads` has the tokens of each KV head, or one list that counts for all heads. All tokens are in `groups`, whose
+/// groups have `group_tokens` tokens.
+pub(crate) fn entries_of_tokens(
+    heads: &[Vec<u32>],
+    groups: Range<u64>,
+    group_tokens: usize,
+) -> Vec<(u64, AttendedEntries)> {
+    let count = (groups.end - groups.start) as usize;
+    let mut masks = vec![TokenMask::EMPTY; count * heads.len()];
+    for (head, tokens) in heads.iter().enumerate() {
+        for token in tokens {
+            let group = (*token as usize / group_tokens) - groups.start as usize;
+            masks[group * heads.len() + head].insert(*token as usize % group_tokens);
+        }
+    }
+    let mut found = Vec::new();
+    for (group, masks) in groups.zip(masks.chunks_exact(heads.len().max(1))) {
+        if let [mask] = masks {
+            if !mask.is_empty() {
+                let part = (*mask != TokenMask::all(group_tokens)).then_some(*mask);
+                found.push((group, AttendedEntries::AllHeads(part)));
+            }
+            continue;
+        }
+        let mut items: Vec<(HeadMask, TokenMask)> = Vec::new();
+        for (head, mask) in masks.iter().enumerate().filter(|(_, mask)| !mask.is_empty()) {
+            match items.iter_mut().find(|(_, tokens)| tokens == mask) {
+                Some((heads, _)) => _ = heads.insert(head),
+                None => items.push((HeadMask::one(head), *mask)),
+            }
+        }
+        if !items.is_empty() {
+            found.push((group, AttendedEntries::PerHead(items.into())));
+        }
+    }
+    found
+}
+
 /// The groups, heads and tokens that entries of a layer may name.
 pub(crate) struct EntryLimits {
     pub(crate) kv_heads: usize,

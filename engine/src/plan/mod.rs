@@ -19,7 +19,7 @@ mod summary_sections;
 
 pub(crate) use balance::Pieces;
 pub use entries::GroupEntries;
-pub(crate) use entries::{AttendedEntries, EntryLimits};
+pub(crate) use entries::{AttendedEntries, EntryLimits, entries_of_tokens};
 pub(crate) use parts::{DeviceLoads, PlannedRead, ReadPart, ReadPriority};
 pub(crate) use section::{Section, SectionAt};
 pub(crate) use select_request::Choice;

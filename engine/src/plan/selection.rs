@@ -124,6 +124,8 @@ pub(crate) struct SelectionInner {
     pub(crate) planes: PlaneSet,
     /// The cache of its blocks.
     pub(crate) cache: Option<Arc<BlockCache>>,
+    /// The clusters that a selector of entries chose, summed over its lists.
+    pub(crate) clusters: Option<usize>,
 }
 
 impl SelectionInner {
@@ -172,6 +174,13 @@ impl Selection {
     /// Returns the positions that one KV head attends to, in rising order.
     pub fn entries(&self, kv_head: usize) -> impl Iterator<Item = u64> + '_ {
         self.masks(move |entries, tokens| entries.tokens_of(kv_head, tokens))
+    }
+
+    /// Returns the number of clusters that the selector chose, if it chooses entries. Clusters per KV head count for
+    /// each head. A store that kept the entries of a cluster together would send at most this many requests.
+    #[must_use]
+    pub fn clusters(&self) -> Option<usize> {
+        self.inner.clusters
     }
 
     /// Returns the positions in the mask of each group and of the tail. All heads attend to the tail.

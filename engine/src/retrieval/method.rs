@@ -2,6 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;
+use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions, HeadSharing};
 use crate::retrieval::selector::Selector;
 use std::sync::Arc;
 
@@ -22,12 +23,55 @@ pub struct Method {
     /// True if it can attend to keys that are [reconstructed](crate::Sequence::reconstruct_keys). Its parameter is then
     /// the rank.
     pub reconstructs_keys: bool,
+    /// What it chooses.
+    pub unit: ChosenUnit,
     /// Makes its selector with an adapter.
     pub(crate) make: MakeSelector,
 }
 
-/// Makes the selector of a method with the adapter it needs, if any.
-type MakeSelector = fn(Option<Arc<Adapter>>) -> Result<Arc<dyn Selector>>;
+/// Makes the selector of a method from the parts of its name and the adapter it needs, if any.
+type MakeSelector = fn(MethodChoice, Option<Arc<Adapter>>) -> Result<Arc<dyn Selector>>;
+
+/// What a method chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ChosenUnit {
+    /// Groups of consecutive tokens, for all KV heads.
+    Groups,
+    /// Single tokens of each KV head.
+    Tokens,
+    /// Clusters of tokens. The name takes `members` (score a cluster by the codes of its members), `heads` (clusters of
+    /// each KV head) and `joint` (clusters of all KV heads).
+    Clusters {
+        /// Whose keys a cluster of the paper's method holds.
+        paper: HeadSharing,
+        /// Whose keys a cluster holds if members are scored.
+        members: HeadSharing,
+    },
+}
+
+/// The parts of a method's name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct MethodChoice {
+    /// The number behind the name, or the method's default.
+    pub(crate) parameter: Option<usize>,
+    /// What clusters are scored by.
+    pub(crate) chosen_by: ChosenBy,
+    /// Whose keys a cluster holds. None for methods without clusters.
+    pub(crate) sharing: Option<HeadSharing>,
+}
+
+impl MethodChoice {
+    /// Returns the options of a method that chooses clusters.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the name has no mean size of clusters.
+    pub(crate) fn clusters(&self, name: &str) -> Result<ClusterOptions> {
+        let none = || Error::new(ErrorKind::InvalidArgument, format!("method {name}: it needs the size of clusters"));
+        let mean_size = self.parameter.filter(|size| *size > 0).ok_or_else(none)?;
+        let sharing = self.sharing.unwrap_or(HeadSharing::PerHead);
+        Ok(ClusterOptions { mean_size, chosen_by: self.chosen_by, sharing })
+    }
+}
 
 /// The parameter of a method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,7 +98,10 @@ pub enum AdapterFit {
 }
 
 /// Makes a selector of a method that needs no adapter.
-pub(crate) fn without_adapter<S: Selector + Default + 'static>(_: Option<Arc<Adapter>>) -> Result<Arc<dyn Selector>> {
+pub(crate) fn without_adapter<S: Selector + Default + 'static>(
+    _: MethodChoice,
+    _: Option<Arc<Adapter>>,
+) -> Result<Arc<dyn Selector>> {
     Ok(Arc::new(S::default()))
 }
 

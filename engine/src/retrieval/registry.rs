@@ -2,13 +2,14 @@
 //!
 //! A method is one folder beside this file and one line in [`METHODS`]. A method name is `NAME[:NUMBER][:HEADS]`, for
 //! example `tck:64:group`: the method, its parameter, and how scores of query heads are added up (`raw`, `softmax`,
-//! `group`).
+//! `group`). A method of clusters also takes `members`, `heads` and `joint`, for example `dynakv:16:members:joint`.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;
-use crate::retrieval::method::{AdapterFit, Method, MethodParameter};
+use crate::retrieval::cluster_choice::{ChosenBy, HeadSharing};
+use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodChoice, MethodParameter};
 use crate::retrieval::selector::{HeadAggregation, Selector};
-use crate::retrieval::{block_mean, bounds, exact, low_rank, shadowkv, sign_bits, transform_coded};
+use crate::retrieval::{block_mean, bounds, dynakv, exact, low_rank, shadowkv, sign_bits, transform_coded};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ const METHODS: &[&Method] = &[
     &block_mean::BLOCK_MEAN,
     &transform_coded::TRANSFORM_CODED,
     &sign_bits::SIGN_BITS,
+    &dynakv::DYNAKV,
     &exact::ORACLE,
 ];
 
@@ -48,13 +50,16 @@ pub fn methods() -> &'static [&'static Method] {
 #[derive(Clone, Copy, Debug)]
 pub struct MethodSpec {
     method: &'static Method,
-    parameter: Option<usize>,
+    choice: MethodChoice,
     aggregation: Option<HeadAggregation>,
 }
 
+/// The bits of the codes that members of clusters are scored by.
+const MEMBER_CODE_BITS: usize = 64;
+
 impl PartialEq for MethodSpec {
     fn eq(&self, other: &Self) -> bool {
-        let parts = |spec: &Self| (spec.method.name, spec.parameter, spec.aggregation);
+        let parts = |spec: &Self| (spec.method.name, spec.choice, spec.aggregation);
         parts(self) == parts(other)
     }
 }
@@ -71,7 +76,28 @@ impl MethodSpec {
     /// Returns the number behind the name, or the method's default.
     #[must_use]
     pub fn parameter(&self) -> Option<usize> {
-        self.parameter
+        self.choice.parameter
+    }
+
+    /// Returns what clusters are scored by, for a method that chooses clusters.
+    #[must_use]
+    pub fn chosen_by(&self) -> ChosenBy {
+        self.choice.chosen_by
+    }
+
+    /// Returns whose keys a cluster holds, for a method that chooses clusters.
+    #[must_use]
+    pub fn sharing(&self) -> Option<HeadSharing> {
+        self.choice.sharing
+    }
+
+    /// Returns the adapter that the method needs and the parameter that it is fitted with.
+    #[must_use]
+    pub fn adapter_fit(&self) -> (AdapterFit, Option<usize>) {
+        match self.choice.chosen_by {
+            ChosenBy::Members => (AdapterFit::Codes, Some(MEMBER_CODE_BITS)),
+            ChosenBy::Representative => (self.method.adapter, self.choice.parameter),
+        }
     }
 
     /// Returns how scores of query heads are aggregated, if the name says so.
@@ -80,17 +106,22 @@ impl MethodSpec {
         self.aggregation
     }
 
-    /// Returns the name of the adapter that the method needs, such as `kvswap-8`, if it needs one.
+    /// Returns the name of the adapter that the method needs, such as `kvswap-8`, if it needs one. Members of clusters
+    /// are scored by the adapter of `tck:64`.
     #[must_use]
     pub fn adapter_name(&self) -> Option<String> {
-        let parameter = self.parameter.unwrap_or_default();
-        (self.method.adapter != AdapterFit::None).then(|| format!("{}-{parameter}", self.method.name))
+        let (fit, parameter) = self.adapter_fit();
+        let name = match self.choice.chosen_by {
+            ChosenBy::Members => transform_coded::TRANSFORM_CODED.name,
+            ChosenBy::Representative => self.method.name,
+        };
+        (fit != AdapterFit::None).then(|| format!("{name}-{}", parameter.unwrap_or_default()))
     }
 
     /// Returns the rank of reconstructed keys, if the name gives one.
     #[must_use]
     pub fn reconstruct_rank(&self) -> Option<usize> {
-        self.parameter.filter(|_| self.method.reconstructs_keys)
+        self.choice.parameter.filter(|_| self.method.reconstructs_keys)
     }
 
     /// Makes the selector. `adapter` is the one that [`Self::adapter_name`] names, for methods that need one.
@@ -98,7 +129,7 @@ impl MethodSpec {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: the method needs an adapter and there is none.
     pub fn selector(&self, adapter: Option<Arc<Adapter>>) -> Result<Arc<dyn Selector>> {
-        (self.method.make)(adapter)
+        (self.method.make)(self.choice, adapter)
     }
 }
 
@@ -118,39 +149,76 @@ impl FromStr for MethodSpec {
             MethodParameter::Default(number) => Some(number),
             MethodParameter::None | MethodParameter::Optional => None,
         };
-        let (mut parameter, mut aggregation) = (None, None);
-        for part in parts {
-            match part {
-                heads if aggregation.is_some() => {
-                    return Err(wrong(format!("{heads:?} after the aggregation; write NAME:NUMBER:HEADS")));
+        let mut parsed = NameParts::default();
+        parts.try_for_each(|part| parsed.add(method, part).map_err(&wrong))?;
+        let chosen_by = parsed.chosen_by.unwrap_or_default();
+        let sharing = match (method.unit, chosen_by) {
+            (ChosenUnit::Clusters { paper, .. }, ChosenBy::Representative) => Some(parsed.sharing.unwrap_or(paper)),
+            (ChosenUnit::Clusters { members, .. }, ChosenBy::Members) => Some(parsed.sharing.unwrap_or(members)),
+            (ChosenUnit::Groups | ChosenUnit::Tokens, _) => None,
+        };
+        let choice = MethodChoice { parameter: parsed.parameter.or(default), chosen_by, sharing };
+        Ok(Self { method, choice, aggregation: parsed.aggregation })
+    }
+}
+
+/// The parts behind the name of a method.
+#[derive(Default)]
+struct NameParts {
+    parameter: Option<usize>,
+    chosen_by: Option<ChosenBy>,
+    sharing: Option<HeadSharing>,
+    aggregation: Option<HeadAggregation>,
+}
+
+impl NameParts {
+    /// Takes the next part, or says what is wrong with it.
+    fn add(&mut self, method: &Method, part: &str) -> std::result::Result<(), String> {
+        if self.aggregation.is_some() {
+            return Err(format!("{part:?} after the aggregation; write NAME:NUMBER:HEADS"));
+        }
+        let has_clusters = matches!(method.unit, ChosenUnit::Clusters { .. });
+        match part {
+            "raw" => self.aggregation = Some(HeadAggregation::Sum),
+            "softmax" => self.aggregation = Some(HeadAggregation::Softmax),
+            "group" => self.aggregation = Some(HeadAggregation::GroupSoftmax),
+            "members" if has_clusters => self.chosen_by = Some(ChosenBy::Members),
+            "heads" if has_clusters => self.sharing = Some(HeadSharing::PerHead),
+            "joint" if has_clusters => self.sharing = Some(HeadSharing::Joint),
+            number => {
+                if method.parameter == MethodParameter::None {
+                    return Err(format!("{} takes no number, and {number:?} is no aggregation", method.name));
                 }
-                "raw" => aggregation = Some(HeadAggregation::Sum),
-                "softmax" => aggregation = Some(HeadAggregation::Softmax),
-                "group" => aggregation = Some(HeadAggregation::GroupSoftmax),
-                number => {
-                    if method.parameter == MethodParameter::None {
-                        return Err(wrong(format!(
-                            "{} takes no number, and {number:?} is no aggregation",
-                            method.name
-                        )));
-                    }
-                    let parsed = number.parse().ok().filter(|parsed| *parsed > 0);
-                    let bad = || wrong(format!("{number:?} is neither a positive number nor raw, softmax or group"));
-                    if parameter.replace(parsed.ok_or_else(bad)?).is_some() {
-                        return Err(wrong("it has two numbers; write NAME:NUMBER:HEADS".to_owned()));
-                    }
+                let parsed = number.parse().ok().filter(|parsed| *parsed > 0);
+                let bad = || format!("{number:?} is neither a positive number nor raw, softmax or group");
+                if self.parameter.replace(parsed.ok_or_else(bad)?).is_some() {
+                    return Err("it has two numbers; write NAME:NUMBER:HEADS".to_owned());
                 }
             }
         }
-        Ok(Self { method, parameter: parameter.or(default), aggregation })
+        Ok(())
     }
 }
 
 impl fmt::Display for MethodSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.method.name)?;
-        if let Some(parameter) = self.parameter {
+        if let Some(parameter) = self.choice.parameter {
             write!(f, ":{parameter}")?;
+        }
+        if let ChosenUnit::Clusters { paper, members } = self.method.unit {
+            let usual = match self.choice.chosen_by {
+                ChosenBy::Representative => paper,
+                ChosenBy::Members => {
+                    f.write_str(":members")?;
+                    members
+                }
+            };
+            match self.choice.sharing.filter(|sharing| *sharing != usual) {
+                None => {}
+                Some(HeadSharing::PerHead) => f.write_str(":heads")?,
+                Some(HeadSharing::Joint) => f.write_str(":joint")?,
+            }
         }
         f.write_str(match self.aggregation {
             None => "",

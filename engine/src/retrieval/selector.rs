@@ -7,6 +7,8 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::{
     RowQuery, WeightedSums, best_scores, best_units, exponentiate, lane_weights, narrow_bf16, softmax_parts, widen_bf16,
 };
+use crate::retrieval::entry_selector::EntrySelector;
+pub use crate::retrieval::head_aggregation::HeadAggregation;
 use crate::retrieval::low_rank::summary::LowRank;
 use crate::retrieval::query_batch::QueryBatch;
 use crate::retrieval::summary::{KeyShape, LayerSummary, SummarySpec};
@@ -29,22 +31,6 @@ impl SelectorId {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self { number: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
-}
-
-/// The way in which scores of several query heads become one score.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum HeadAggregation {
-    /// The sum of `q . k` over query heads, as in the papers.
-    #[default]
-    Sum,
-    /// A softmax over the tokens per query head, then the sum over query heads. These are the weights of attention
-    /// itself.
-    Softmax,
-    /// A softmax over the groups per query head, each group with its best token, then the sum over query heads.
-    ///
-    /// It takes one exponential per head and group instead of one per head and token. Methods that score groups, or
-    /// rank tokens per head, use [`Self::Softmax`] instead.
-    GroupSoftmax,
 }
 
 /// The request to score groups for one query.
@@ -92,6 +78,11 @@ pub trait Selector: Send + Sync {
     /// # Errors
     /// The errors of the method.
     fn score(&self, summaries: &[&dyn LayerSummary], ask: &ScoreRequest<'_>, scores: &mut [f32]) -> Result<()>;
+
+    /// Returns the method as one that chooses entries. The engine then never calls [`Self::score`].
+    fn entries(&self) -> Option<&dyn EntrySelector> {
+        None
+    }
 }
 
 /// Returns the first summary as its type.
@@ -103,6 +94,14 @@ pub fn summary_as<'a, S: LayerSummary>(summaries: &[&'a dyn LayerSummary]) -> Re
     let wrong =
         || Error::new(ErrorKind::InvalidArgument, "score: the summary is of another kind than the selector needs");
     found.ok_or_else(wrong)
+}
+
+/// Returns the refusal of [`Selector::score`] by a method that chooses entries.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`], always.
+pub(crate) fn no_group_scores(name: &str) -> Result<()> {
+    Err(Error::new(ErrorKind::InvalidArgument, format!("{name} chooses entries, and has no scores of groups")))
 }
 
 /// Aggregates scores of units over heads. `scores[g]` becomes the highest aggregated score of the units of group `g`.

@@ -1,4 +1,4 @@
-//! Summaries: the interface that every kind of summary has, and the keys of a group that it is built from.
+//! Summaries: the interface that every kind of summary has.
 //!
 //! How a summary is kept:
 //! 1. [`SummarySpec::layer`] returns the empty [`LayerSummary`] of a layer.
@@ -14,72 +14,17 @@
 //!
 //! The callers are sequences. Selectors read the summaries.
 
-use crate::error::{Error, ErrorKind, Result};
+use crate::error::Result;
 use crate::huge_pages::{HUGE_PAGE_BYTES, make_huge};
-use crate::kernels::widen;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::bounds::layer_records::LoadedMinMax;
+pub use crate::retrieval::key_group::KeyGroup;
 pub use crate::retrieval::key_shape::KeyShape;
+use crate::retrieval::sealed_keys::QueryProfile;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use std::any::Any;
 use std::ops::Range;
 use std::sync::Arc;
-
-/// The keys of one sealed group: all of its tokens are valid.
-#[derive(Clone, Copy, Debug)]
-pub struct KeyGroup<'a> {
-    shape: KeyShape,
-    plane: &'a [u8],
-    index: u64,
-}
-
-impl<'a> KeyGroup<'a> {
-    /// Returns group `index` with its K plane, `[kv_heads, group_tokens, key_dim]`, little-endian.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: the plane has another length.
-    pub fn new(shape: KeyShape, plane: &'a [u8], index: u64) -> Result<Self> {
-        let expected = shape.width() * shape.group_tokens * shape.dtype.bytes();
-        if plane.len() != expected || expected == 0 {
-            let text = format!("group of keys: the K plane has {} bytes, and its shape needs {expected}", plane.len());
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        Ok(Self { shape, plane, index })
-    }
-
-    /// Returns the shape of the keys.
-    #[must_use]
-    pub fn shape(&self) -> &KeyShape {
-        &self.shape
-    }
-
-    /// Returns the group's index within its layer.
-    #[must_use]
-    pub fn index(&self) -> u64 {
-        self.index
-    }
-
-    /// Returns the K plane, `[kv_heads, group_tokens, key_dim]` in the layout's element type.
-    #[must_use]
-    pub fn plane(&self) -> &'a [u8] {
-        self.plane
-    }
-
-    /// Returns the keys token by token, `[group_tokens, kv_heads, key_dim]`.
-    #[must_use]
-    pub fn tokens(&self) -> Vec<f32> {
-        let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
-        let mut out = vec![0.0; kv_heads * key_dim * group_tokens];
-        let row = key_dim * dtype.bytes();
-        for head in 0..kv_heads {
-            for token in 0..group_tokens {
-                let bytes = &self.plane[(head * group_tokens + token) * row..][..row];
-                widen(bytes, dtype, &mut out[(token * kv_heads + head) * key_dim..][..key_dim]);
-            }
-        }
-        out
-    }
-}
 
 /// The summary of the groups of one layer, in memory.
 pub trait LayerSummary: Any + Send + Sync {
@@ -115,6 +60,49 @@ pub trait LayerSummary: Any + Send + Sync {
     fn restore(&mut self, records: &[u8]) -> bool {
         let _ = records;
         false
+    }
+
+    /// Returns whether it keeps clusters, so that the engine calls [`Self::advance`] after appends.
+    fn has_clusters(&self) -> bool {
+        false
+    }
+
+    /// Takes note that the groups so far are those that the sequence had when the selector was attached. A summary with
+    /// clusters builds them from all of these groups at its next [`Self::advance`].
+    fn attached(&mut self) {}
+
+    /// Takes in the groups that were pushed, as far as it can. Returns the groups whose keys it needs to go on, in
+    /// rising order; none if it has taken in everything.
+    ///
+    /// The engine calls it after an append has succeeded, and reads these keys for [`Self::supply`]. If they cannot be
+    /// read, it asks again after a later append.
+    ///
+    /// # Errors
+    /// The errors of the method.
+    fn advance(&mut self) -> Result<Vec<u64>> {
+        Ok(Vec::new())
+    }
+
+    /// Takes the keys of a group that [`Self::advance`] asked for.
+    fn supply(&mut self, group: &KeyGroup<'_>) {
+        let _ = group;
+    }
+
+    /// Returns the most bytes of scratch that a profile of `queries` queries takes beside the keys; none if the summary
+    /// takes no profile.
+    fn profile_bytes(&self, queries: usize) -> Option<usize> {
+        let _ = queries;
+        None
+    }
+
+    /// Builds what the summary makes of recorded queries. The engine calls it only if [`Self::profile_bytes`] returns
+    /// some.
+    ///
+    /// # Errors
+    /// The errors of the method. Nothing changed.
+    fn profile(&mut self, profile: &QueryProfile<'_>) -> Result<()> {
+        let _ = profile;
+        Ok(())
     }
 
     /// Returns whether the engine can compute the summary from the min/max records of the groups alone. A sequence that

@@ -54,7 +54,9 @@ impl Sequence {
         if outcome.is_err() {
             self.layer_mut(layer)?.undo(before);
         }
-        outcome.map_err(|e| e.during(&place))
+        outcome.map_err(|e| e.during(&place))?;
+        self.advance_summaries(layer);
+        Ok(())
     }
 
     /// Appends an encoded group as it is stored: K plane, V plane. The layer has a codec and no tail.
@@ -71,6 +73,7 @@ impl Sequence {
             self.layer_mut(layer)?.undo(before);
         }
         outcome?;
+        self.advance_summaries(layer);
         self.write_full(layer)
     }
 

@@ -36,6 +36,11 @@ impl LayerSummaries {
         &self.attached
     }
 
+    /// Returns the summary of a selector in a slot.
+    pub(super) fn attached_mut(&mut self, slot: usize) -> Option<&mut AttachedSummary> {
+        self.attached.get_mut(slot)
+    }
+
     pub(super) fn exact_keys(&self) -> Option<&KeptKeys> {
         self.exact_keys.as_ref()
     }

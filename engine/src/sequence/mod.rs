@@ -52,12 +52,14 @@ mod reconstruct;
 mod referenced_frame;
 mod restore;
 mod select;
+mod select_entries;
 mod selector_set;
 mod selectors;
 mod span;
 mod streams;
 mod suffix_summary;
 mod summary_streams;
+mod summary_upkeep;
 #[cfg(test)]
 mod tests;
 mod token_ids;

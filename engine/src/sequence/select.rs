@@ -279,6 +279,7 @@ impl Sequence {
             handle: self.handle,
             planes,
             cache: self.cache.clone(),
+            clusters: None,
         };
         Ok(Selection { inner: Arc::new(inner) })
     }

@@ -56,6 +56,11 @@ impl AttachedSelector {
         self.selector.as_ref()
     }
 
+    /// Returns the slots of its summaries.
+    pub(super) fn slots(&self) -> &[usize] {
+        &self.slots
+    }
+
     /// Returns the summaries of a layer that the selector scores by.
     pub(super) fn summaries<'a>(
         &'a self,

@@ -168,6 +168,10 @@ impl Sequence {
         let place = |e: Error| e.during(format!("select by {} in layer {layer}", attached.selector().name()));
         let state = self.layer(layer)?;
         check_query(state, query).map_err(place)?;
+        if let Some(entries) = attached.selector().entries() {
+            let scored = |span: &Span| self.scored(state, attached.summaries(state), span);
+            return self.choose_entries(entries, state, query, options, scored).map_err(place);
+        }
         let span = Span::of(state, self.identity.layout.group_tokens());
         let count = span.count(options).map_err(place)?;
         let forced = span.forced(options);
@@ -230,9 +234,13 @@ impl Sequence {
                 Some(suffix) => AttachedSummary::Suffix(suffix),
                 None => AttachedSummary::Whole(summary),
             };
-            held += summary.get().bytes_for(groups - summary.get().groups());
-            self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), held)?;
+            let most = summary.get().bytes_for(groups - summary.get().groups());
+            self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), held + most)?;
             self.fill(at, summary.get_mut()).map_err(|e| e.during(format!("layer {at}")))?;
+            summary.get_mut().attached();
+            self.advance_new(layer, summary.get_mut()).map_err(|e| e.during(format!("layer {at}")))?;
+            // Clusters take less than the keys that they are built from.
+            held += summary.get().bytes_for(0);
             built.push(summary);
         }
         for (layer, summary) in self.layers.iter_mut().zip(built) {

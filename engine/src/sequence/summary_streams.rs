@@ -288,6 +288,7 @@ impl Sequence {
             handle: self.handle,
             planes: PlaneSet::KeysAndValues,
             cache: None,
+            clusters: None,
         })
     }
 }

@@ -7,7 +7,7 @@
 
 use crate::error::Result;
 use crate::kernels::RowQuery;
-use crate::retrieval::method::{AdapterFit, Method, MethodParameter, without_adapter};
+use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodParameter, without_adapter};
 use crate::retrieval::selector::{ScoreRequest, Selector, each_tile, summary_as};
 use crate::retrieval::shadowkv::summary::{LandmarkSpec, Landmarks};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
@@ -23,6 +23,7 @@ pub(crate) const BLOCK_MEAN: Method = Method {
     parameter: MethodParameter::None,
     adapter: AdapterFit::None,
     reconstructs_keys: false,
+    unit: ChosenUnit::Groups,
     make: without_adapter::<BlockMean>,
 };
 

@@ -9,7 +9,7 @@ pub(crate) mod summary;
 
 use crate::retrieval::bounds::leoam::LeoAm;
 use crate::retrieval::bounds::min_max::Quest;
-use crate::retrieval::method::{AdapterFit, Method, MethodParameter, without_adapter};
+use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodParameter, without_adapter};
 
 /// Quest (Tang et al. 2024).
 pub(crate) const MIN_MAX: Method = Method {
@@ -19,6 +19,7 @@ pub(crate) const MIN_MAX: Method = Method {
     parameter: MethodParameter::None,
     adapter: AdapterFit::None,
     reconstructs_keys: false,
+    unit: ChosenUnit::Groups,
     make: without_adapter::<Quest>,
 };
 
@@ -27,6 +28,7 @@ pub(crate) const LEOAM: Method = Method {
     name: "leoam",
     about: "LeoAM: a tree of bounds, which is descended only where a better group may be",
     alias: "",
+    unit: ChosenUnit::Groups,
     make: without_adapter::<LeoAm>,
     ..MIN_MAX
 };

@@ -49,6 +49,12 @@ impl ClusterStats {
         add_row(centroid, key, share as f32);
     }
 
+    /// Keeps `left` of the members, whose keys are not known. The variance stays as it was.
+    pub(super) fn shrink(&mut self, left: u32) {
+        self.squares = self.variance() * f64::from(left.min(self.size));
+        self.size = left.min(self.size);
+    }
+
     /// Removes a key that was added. A cluster without members stays as it is.
     pub fn remove(&mut self, centroid: &mut [f32], key: &[f32]) {
         if self.size == 0 {

@@ -4,7 +4,7 @@ pub(crate) mod selector;
 pub(crate) mod summary;
 
 use crate::retrieval::exact::selector::Oracle;
-use crate::retrieval::method::{AdapterFit, Method, MethodParameter, without_adapter};
+use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodParameter, without_adapter};
 
 /// The exact oracle.
 pub(crate) const ORACLE: Method = Method {
@@ -14,5 +14,6 @@ pub(crate) const ORACLE: Method = Method {
     parameter: MethodParameter::None,
     adapter: AdapterFit::None,
     reconstructs_keys: false,
+    unit: ChosenUnit::Groups,
     make: without_adapter::<Oracle>,
 };

@@ -6,7 +6,7 @@ pub(crate) mod summary;
 
 use crate::retrieval::low_rank::infinigen::InfiniGen;
 use crate::retrieval::low_rank::kvswap::KvSwap;
-use crate::retrieval::method::{AdapterFit, Method, MethodParameter, with_adapter};
+use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodParameter, with_adapter};
 
 /// The method of KVSwap, section 3.2.
 pub(crate) const KVSWAP: Method = Method {
@@ -16,7 +16,8 @@ pub(crate) const KVSWAP: Method = Method {
     parameter: MethodParameter::Default(8),
     adapter: AdapterFit::LowRank,
     reconstructs_keys: false,
-    make: |adapter| with_adapter("kvswap", adapter, KvSwap::new),
+    unit: ChosenUnit::Groups,
+    make: |_, adapter| with_adapter("kvswap", adapter, KvSwap::new),
 };
 
 /// The method after InfiniGen.
@@ -24,6 +25,7 @@ pub(crate) const INFINIGEN: Method = Method {
     name: "infinigen",
     about: "InfiniGen: every KV head ranks tokens by low-rank keys of its own; the number is the rank ratio",
     adapter: AdapterFit::PerHead,
-    make: |adapter| with_adapter("infinigen", adapter, InfiniGen::new),
+    unit: ChosenUnit::Groups,
+    make: |_, adapter| with_adapter("infinigen", adapter, InfiniGen::new),
     ..KVSWAP
 };

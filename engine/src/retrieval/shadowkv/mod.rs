@@ -4,7 +4,7 @@ pub(crate) mod reconstructed;
 pub(crate) mod selector;
 pub(crate) mod summary;
 
-use crate::retrieval::method::{AdapterFit, Method, MethodParameter, without_adapter};
+use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodParameter, without_adapter};
 use crate::retrieval::shadowkv::selector::ShadowKv;
 
 /// ShadowKV.
@@ -15,5 +15,6 @@ pub(crate) const SHADOWKV: Method = Method {
     parameter: MethodParameter::Optional,
     adapter: AdapterFit::None,
     reconstructs_keys: true,
+    unit: ChosenUnit::Groups,
     make: without_adapter::<ShadowKv>,
 };

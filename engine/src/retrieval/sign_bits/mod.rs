@@ -3,7 +3,7 @@
 pub(crate) mod selector;
 pub(crate) mod summary;
 
-use crate::retrieval::method::{AdapterFit, Method, MethodParameter, without_adapter};
+use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodParameter, without_adapter};
 use crate::retrieval::sign_bits::selector::SignBits;
 
 /// Sign bits of rotated keys.
@@ -14,5 +14,6 @@ pub(crate) const SIGN_BITS: Method = Method {
     parameter: MethodParameter::None,
     adapter: AdapterFit::None,
     reconstructs_keys: false,
+    unit: ChosenUnit::Groups,
     make: without_adapter::<SignBits>,
 };

@@ -4,7 +4,7 @@ pub(crate) mod codebook;
 pub(crate) mod selector;
 pub(crate) mod summary;
 
-use crate::retrieval::method::{AdapterFit, Method, MethodParameter, with_adapter};
+use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodParameter, with_adapter};
 use crate::retrieval::transform_coded::selector::TransformCoded;
 
 /// Transform-coded keys.
@@ -15,5 +15,6 @@ pub(crate) const TRANSFORM_CODED: Method = Method {
     parameter: MethodParameter::Default(64),
     adapter: AdapterFit::Codes,
     reconstructs_keys: false,
-    make: |adapter| with_adapter("tck", adapter, TransformCoded::new),
+    unit: ChosenUnit::Groups,
+    make: |_, adapter| with_adapter("tck", adapter, TransformCoded::new),
 };

@@ -258,6 +258,20 @@ impl AdaptiveClusters {
         Ok(written)
     }
 
+    /// Forgets the entries from `entries` on, and any split that is due.
+    ///
+    /// The keys of what is forgotten are not known here. So a cluster keeps its centroid and its variance until an
+    /// entry joins it or it is split. A cluster that lost all members takes no entry while another one has any.
+    pub fn truncate(&mut self, entries: u32) {
+        self.due = None;
+        for (cluster, members) in self.members.iter_mut().enumerate() {
+            members.retain(|entry| *entry < entries);
+            self.stats[cluster].shrink(members.len() as u32);
+            self.buffers[cluster].retain(|entry| *entry < entries);
+            self.flagged[cluster] &= !self.buffers[cluster].is_empty();
+        }
+    }
+
     /// Returns the number of clusters.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -324,7 +338,9 @@ impl AdaptiveClusters {
         self.distances.clear();
         self.distances.resize(self.stats.len(), f32::INFINITY);
         lower_distances(&self.centroids, key, &mut self.distances);
-        let nearest = self.distances.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1));
+        let has_members = |cluster: usize| self.stats[cluster].size() > 0;
+        let nearest = self.distances.iter().enumerate().filter(|(cluster, _)| has_members(*cluster));
+        let nearest = nearest.min_by(|a, b| a.1.total_cmp(b.1));
         nearest.map_or(0, |(cluster, _)| cluster)
     }
 

@@ -153,7 +153,8 @@ proptest! {
         let keys = &keys[..keys.len() / 2 * 2];
         let options = AdaptOptions { threshold, max_size, buffer_limit, ..AdaptOptions::default() };
         let clusters = grow(keys, 2, &retrieved, 1, options);
-        let mut seen: Vec<u32> = (0..clusters.len() as u32).flat_map(|c| clusters.entries_to_split(c).unwrap()).collect();
+        let own = |cluster| clusters.entries_to_split(cluster).unwrap();
+        let mut seen: Vec<u32> = (0..clusters.len() as u32).flat_map(own).collect();
         seen.sort_unstable();
         prop_assert!(seen.into_iter().eq(0..(keys.len() / 2) as u32));
         prop_assert!(clusters.buffered() < buffer_limit.max(1));

@@ -160,6 +160,36 @@ impl KMeans {
         ClusterLists::of_partition(&self.assignment, self.centroids.len() / self.dim)
     }
 
+    /// Returns the members of each cluster, in rising order, after clusters of more than `max_size` keys were halved by
+    /// 2-means until none is left. `keys` are those that were clustered, `[entries, dim]`.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the keys are of other entries, or clusters may have no key.
+    pub fn capped_lists(&self, keys: &[f32], max_size: usize, seed: u64) -> Result<ClusterLists> {
+        if max_size == 0 || keys.len() != self.assignment.len() * self.dim {
+            let context = format!("k-means: clusters of at most {max_size} of {} elements of keys", keys.len());
+            return Err(Error::new(ErrorKind::InvalidArgument, context));
+        }
+        let mut lists = ClusterLists::new();
+        let mut random = SeededRandom::new(seed);
+        for members in self.lists().iter() {
+            let mut open = vec![members.to_vec()];
+            while let Some(part) = open.pop() {
+                if part.len() <= max_size {
+                    lists.push(&part);
+                    continue;
+                }
+                let rows: Vec<f32> =
+                    part.iter().flat_map(|at| &keys[*at as usize * self.dim..][..self.dim]).copied().collect();
+                let halves = two_means(&rows, self.dim, &mut random);
+                for half in [1, 0] {
+                    open.push(part.iter().zip(&halves).filter(|(_, of)| **of == half).map(|(at, _)| *at).collect());
+                }
+            }
+        }
+        Ok(lists)
+    }
+
     /// Returns the mean squared distance of the keys `[entries, dim]` that were clustered to their centroids.
     #[must_use]
     pub fn variance(&self, keys: &[f32]) -> f64 {

@@ -1,0 +1,93 @@
+//! Scores of clusters by their members: the sum of the attention weights that transform-coded keys predict.
+//!
+//! A representative says little about its members, and the sum of the members' codes says nearly all. The codes take a
+//! few bytes per token and serve all clusters of the layer.
+
+use crate::error::{Error, ErrorKind, Result};
+use crate::retrieval::entry_selector::EntryRequest;
+use crate::retrieval::head_aggregation::HeadAggregation;
+use crate::retrieval::query_batch::QueryBatch;
+use crate::retrieval::selector::{ScoreRequest, each_tile};
+use crate::retrieval::summary::LayerSummary;
+use crate::retrieval::transform_coded::summary::Codes;
+use std::any::Any;
+
+/// The predicted weight of each token.
+pub(crate) struct CodedMembers {
+    /// The first token.
+    first: usize,
+    /// The weights of each KV head, or of all heads together.
+    heads: Vec<Vec<f32>>,
+}
+
+/// Returns the codes among the summaries of a method that chooses by members.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`]: there are none.
+fn codes_in<'a>(summaries: &[&'a dyn LayerSummary]) -> Result<&'a Codes> {
+    let found = summaries.iter().find_map(|summary| (*summary as &dyn Any).downcast_ref::<Codes>());
+    found.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "choose: the method needs codes of keys, and has none"))
+}
+
+/// Returns the weights of the tokens that may be chosen. The softmax of a query head goes over these tokens.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`]: no summary has codes.
+pub(crate) fn coded_members(
+    summaries: &[&dyn LayerSummary],
+    ask: &EntryRequest<'_>,
+    is_joint: bool,
+) -> Result<CodedMembers> {
+    let codes = codes_in(summaries)?;
+    let (kv_heads, dim, group_tokens) = (ask.shape.kv_heads, ask.shape.key_dim, ask.shape.group_tokens);
+    let groups = ask.tokens.start / group_tokens..ask.tokens.end.div_ceil(group_tokens).min(codes.groups());
+    let sums = ask.aggregation == HeadAggregation::Sum;
+    let batch = match (sums, is_joint) {
+        (true, true) => QueryBatch::joint(ask.query, kv_heads, dim),
+        (true, false) => QueryBatch::kv_heads(ask.query, kv_heads, dim),
+        (false, _) => QueryBatch::query_heads(ask.query, kv_heads, dim),
+    };
+    let request = ScoreRequest {
+        query: ask.query,
+        shape: ask.shape,
+        scale: ask.scale,
+        aggregation: if sums { HeadAggregation::Sum } else { HeadAggregation::Softmax },
+        groups: groups.clone(),
+        forced: [0..0, 0..0],
+        count: 0,
+    };
+    let lists = if is_joint { 1 } else { kv_heads };
+    let first = groups.start * group_tokens;
+    let mut heads = vec![vec![0.0; groups.len() * group_tokens]; lists];
+    let (columns, fill) = codes.scorer(&batch);
+    let per_head = (batch.count() / lists).max(1);
+    each_tile(&request, group_tokens, (batch.count(), columns), fill, |groups, mut tile| {
+        let at = groups.start * group_tokens - first;
+        let len = groups.len() * group_tokens;
+        if let [all] = heads.as_mut_slice() {
+            return tile.best(1, &mut all[at..at + len]);
+        }
+        let (units, weights) = tile.units();
+        for (token, unit) in units.chunks_exact(columns).enumerate() {
+            for (head, own) in heads.iter_mut().enumerate() {
+                let lanes = head * per_head..(head + 1) * per_head;
+                own[at + token] = unit[lanes.clone()].iter().zip(&weights[lanes]).map(|(x, w)| x * w).sum();
+            }
+        }
+    });
+    Ok(CodedMembers { first, heads })
+}
+
+impl CodedMembers {
+    /// Returns the score of a cluster in a list: the sum over its members that may be chosen, or negative infinity
+    /// without one.
+    pub(crate) fn score(&self, list: usize, members: &[u32], ask: &EntryRequest<'_>) -> f32 {
+        let weights = &self.heads[list];
+        let mut score = f32::NEG_INFINITY;
+        for token in members.iter().filter(|token| ask.tokens.contains(&(**token as usize))) {
+            let weight = weights.get(*token as usize - self.first).copied().unwrap_or(0.0);
+            score = if score == f32::NEG_INFINITY { weight } else { score + weight };
+        }
+        score
+    }
+}

@@ -1,0 +1,111 @@
+//! The choice of clusters under a budget of distinct entries.
+//!
+//! Clusters are taken by falling score, ties by the lower cluster. A cluster that no longer fits is passed over, and
+//! smaller ones behind it are tried.
+
+use crate::retrieval::top_k::{highest, score_order};
+use std::ops::Range;
+
+/// What was taken for one list.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Taken {
+    /// Distinct tokens, in the order in which they were taken.
+    pub(crate) tokens: Vec<u32>,
+    /// The clusters that they are in, in the order in which they were taken.
+    pub(crate) clusters: Vec<u32>,
+}
+
+/// Takes clusters until `budget` distinct tokens of `tokens` are taken. `first` are tokens that are taken before any
+/// cluster, such as entries that wait in a buffer. A cluster whose score is negative infinity is never taken.
+pub(crate) fn take_clusters<'a>(
+    scores: &[f32],
+    members: impl Fn(usize) -> &'a [u32],
+    first: impl Iterator<Item = u32>,
+    tokens: &Range<usize>,
+    budget: usize,
+) -> Taken {
+    let mut taken = Taken::default();
+    let mut is_taken = vec![false; tokens.len()];
+    for token in first.filter(|token| tokens.contains(&(*token as usize))) {
+        let seen = &mut is_taken[token as usize - tokens.start];
+        if taken.tokens.len() < budget && !*seen {
+            *seen = true;
+            taken.tokens.push(token);
+        }
+    }
+    let mut own = Vec::new();
+    let mut looked = 0;
+    // Most budgets are used by a few of the clusters, so the best are found first and the others only if needed.
+    let mut wanted = budget.max(16);
+    while taken.tokens.len() < budget && looked < scores.len() {
+        let mut best = highest(scores, wanted, |at| scores[at] > f32::NEG_INFINITY);
+        best.sort_unstable_by(|a, b| score_order(*a, *b));
+        for (_, cluster) in best.iter().skip(looked) {
+            own.clear();
+            let is_new =
+                |token: &&u32| tokens.contains(&(**token as usize)) && !is_taken[**token as usize - tokens.start];
+            own.extend(members(*cluster as usize).iter().filter(is_new));
+            if own.is_empty() || taken.tokens.len() + own.len() > budget {
+                continue;
+            }
+            own.iter().for_each(|token| is_taken[*token as usize - tokens.start] = true);
+            taken.tokens.extend_from_slice(&own);
+            taken.clusters.push(*cluster as u32);
+            if taken.tokens.len() == budget {
+                break;
+            }
+        }
+        if best.len() < wanted {
+            break;
+        }
+        looked = best.len();
+        wanted = wanted.saturating_mul(4);
+    }
+    taken
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::BTreeSet;
+
+    /// Follows the rule word by word.
+    fn by_definition(scores: &[f32], lists: &[Vec<u32>], first: &[u32], tokens: &Range<usize>, budget: usize) -> Taken {
+        let mut taken = Taken::default();
+        for token in first.iter().filter(|token| tokens.contains(&(**token as usize))) {
+            if taken.tokens.len() < budget && !taken.tokens.contains(token) {
+                taken.tokens.push(*token);
+            }
+        }
+        let mut order: Vec<usize> = (0..scores.len()).filter(|at| scores[*at] > f32::NEG_INFINITY).collect();
+        order.sort_by(|a, b| scores[*b].total_cmp(&scores[*a]).then(a.cmp(b)));
+        for cluster in order {
+            let is_new = |token: &&u32| tokens.contains(&(**token as usize)) && !taken.tokens.contains(token);
+            let own: Vec<u32> = lists[cluster].iter().filter(is_new).copied().collect();
+            if !own.is_empty() && taken.tokens.len() + own.len() <= budget {
+                taken.tokens.extend(own);
+                taken.clusters.push(cluster as u32);
+            }
+        }
+        taken
+    }
+
+    proptest! {
+        #[test]
+        fn clusters_are_taken_by_falling_score_while_they_fit(
+            lists in prop::collection::vec(prop::collection::btree_set(0_u32..90, 0..9), 0..120),
+            picks in prop::collection::vec(-3_i8..4, 120), first in prop::collection::vec(0_u32..90, 0..4),
+            start in 0_usize..20, len in 1_usize..80, budget in 0_usize..70,
+        ) {
+            let lists: Vec<Vec<u32>> = lists.into_iter().map(|list| list.into_iter().collect()).collect();
+            let score = |pick: &i8| if *pick == -3 { f32::NEG_INFINITY } else { f32::from(*pick) };
+            let scores: Vec<f32> = picks[..lists.len()].iter().map(score).collect();
+            let tokens = start..start + len;
+            let found = take_clusters(&scores, |at| &lists[at], first.iter().copied(), &tokens, budget);
+            prop_assert_eq!(&found, &by_definition(&scores, &lists, &first, &tokens, budget));
+            let distinct: BTreeSet<u32> = found.tokens.iter().copied().collect();
+            prop_assert!(distinct.len() == found.tokens.len() && found.tokens.len() <= budget);
+        }
+    }
+}

@@ -1,0 +1,312 @@
+//! The adaptive clusters of one layer.
+//!
+//! How the summary takes in groups:
+//! 1. A pushed group waits with its keys ([`LayerSummary::push`]).
+//! 2. [`LayerSummary::advance`] builds the first clusters as soon as there are enough keys, by k-means.
+//! 3. It then adds the waiting tokens one by one to the clusters of each list. A split of a cluster needs the keys of
+//!    its members. Those of earlier groups are asked for.
+//! 4. When every list has every waiting token, the keys are dropped and the groups are covered.
+//!
+//! Invariants:
+//! - A list is the clusters of one KV head, or of all heads together.
+//! - Each covered token is in one cluster of each list, or in one buffer.
+//! - The clusters depend on the tokens, on the moment of attaching and on the selections, not on how the tokens were
+//!   cut into appends. A sealed group is one step of the paper: the clusters of the newest selection before it are the
+//!   retrieved ones.
+
+use crate::error::Result;
+use crate::metrics::lock;
+use crate::retrieval::cluster_choice::{ClusterOptions, HeadSharing};
+use crate::retrieval::clusters::{AdaptOptions, AdaptiveClusters, KMeans, KMeansOptions};
+use crate::retrieval::sealed_keys::SealedKeys;
+use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
+use std::sync::Mutex;
+
+/// The fewest tokens that are clustered at first.
+pub(super) const FIRST_ENTRIES: usize = 256;
+/// The quantile of the variances of a list's first clusters that is its threshold.
+const THRESHOLD_QUANTILE: f64 = 0.9;
+/// The entries of the largest cluster over the mean size.
+const MAX_OVER_MEAN: usize = 4;
+/// The seed of all random choices.
+const SEED: u64 = 0x6479_6e61_6b76;
+
+/// The specification of adaptive clusters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AdaptiveSpec {
+    pub(super) options: ClusterOptions,
+}
+
+impl SummarySpec for AdaptiveSpec {
+    fn id(&self) -> String {
+        let ClusterOptions { mean_size, chosen_by, sharing } = self.options;
+        // Selections decide what is split, so methods that choose differently have clusters of their own.
+        format!("dynakv/{mean_size}/{chosen_by:?}/{sharing:?}")
+    }
+
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
+        Ok(Box::new(AdaptiveLayer::new(shape, self.options)))
+    }
+}
+
+/// One list of clusters.
+pub(super) struct AdaptiveList {
+    pub(super) clusters: AdaptiveClusters,
+    /// The next token to add.
+    next: usize,
+    /// The group whose step has begun, plus one.
+    begun: usize,
+}
+
+/// The clusters of a layer.
+pub(super) struct AdaptiveLayer {
+    shape: KeyShape,
+    options: ClusterOptions,
+    /// Without any until the first clusters are built.
+    lists: Vec<AdaptiveList>,
+    /// The keys of groups that are not covered.
+    waiting: SealedKeys,
+    /// True if the first clusters are to be built from all waiting groups.
+    builds_all: bool,
+    /// The keys of earlier groups that were supplied for splits.
+    supplied: Vec<SealedKeys>,
+    /// The clusters of each list that the newest selection chose.
+    retrieved: Mutex<Vec<Vec<u32>>>,
+    /// The retrieved clusters of the step that [`LayerSummary::advance`] is in.
+    step: Option<Vec<Vec<u32>>>,
+}
+
+impl AdaptiveLayer {
+    fn new(shape: KeyShape, options: ClusterOptions) -> Self {
+        Self {
+            shape,
+            options,
+            lists: Vec::new(),
+            waiting: SealedKeys::new(shape, 0),
+            builds_all: false,
+            supplied: Vec::new(),
+            retrieved: Mutex::default(),
+            step: None,
+        }
+    }
+
+    /// Returns the lists, one per KV head or one for all.
+    pub(super) fn lists(&self) -> &[AdaptiveList] {
+        &self.lists
+    }
+
+    /// Returns the number of groups whose tokens are in clusters.
+    pub(super) fn covered(&self) -> usize {
+        self.waiting.groups().start
+    }
+
+    /// Takes note of the clusters of each list that a selection chose.
+    pub(super) fn retrieve(&self, clusters: Vec<Vec<u32>>) {
+        *lock(&self.retrieved) = clusters;
+    }
+
+    /// Returns the KV head of each list.
+    fn heads(&self) -> Vec<Option<usize>> {
+        match self.options.sharing {
+            HeadSharing::PerHead => (0..self.shape.kv_heads).map(Some).collect(),
+            HeadSharing::Joint => vec![None],
+        }
+    }
+
+    /// Returns the elements of a key of a list.
+    fn dim(&self) -> usize {
+        match self.options.sharing {
+            HeadSharing::PerHead => self.shape.key_dim,
+            HeadSharing::Joint => self.shape.width(),
+        }
+    }
+
+    fn max_size(&self) -> usize {
+        (MAX_OVER_MEAN * self.options.mean_size).max(4)
+    }
+
+    /// Builds the first clusters, if there are enough keys.
+    fn build(&mut self) -> Result<()> {
+        let waiting = self.waiting.tokens();
+        let entries =
+            if self.builds_all { waiting.len() } else { FIRST_ENTRIES.next_multiple_of(self.shape.group_tokens) };
+        if waiting.start > 0 || waiting.len() < entries.max(FIRST_ENTRIES) {
+            return Ok(());
+        }
+        let (dim, max_size) = (self.dim(), self.max_size());
+        let mut rows = vec![Vec::new(); self.heads().len()];
+        for (head, rows) in self.heads().into_iter().zip(&mut rows) {
+            rows.reserve_exact(entries * dim);
+            self.waiting.rows(0..entries, head, rows);
+        }
+        let views: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+        let options =
+            KMeansOptions { clusters: (entries / self.options.mean_size).clamp(1, entries), seed: SEED, metric: None };
+        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let fitted = KMeans::fit_heads(&views, dim, &options, threads)?;
+        let mut lists = Vec::with_capacity(rows.len());
+        for (rows, fitted) in rows.iter().zip(fitted) {
+            let initial = fitted.capped_lists(rows, max_size, SEED)?;
+            let options = AdaptOptions { max_size, seed: SEED, ..AdaptOptions::default() };
+            let mut clusters = AdaptiveClusters::new(rows, dim, &initial, options)?;
+            clusters.set_threshold(clusters.quantile_of_variances(THRESHOLD_QUANTILE)?)?;
+            lists.push(AdaptiveList { clusters, next: entries, begun: 0 });
+        }
+        self.lists = lists;
+        Ok(())
+    }
+
+    /// Adds the waiting tokens to a list. Returns the groups whose keys a split needs.
+    fn advance_list(&mut self, at: usize, head: Option<usize>) -> Result<Vec<u64>> {
+        let waiting = self.waiting.tokens();
+        loop {
+            if let Some(split) = self.lists[at].clusters.next_split() {
+                let entries = self.lists[at].clusters.entries_to_split(split.cluster)?;
+                let wanted = self.unknown_groups(&entries);
+                if !wanted.is_empty() {
+                    return Ok(wanted);
+                }
+                let mut keys = Vec::with_capacity(entries.len() * self.dim());
+                entries.iter().for_each(|entry| self.key(*entry as usize, head, &mut keys));
+                self.lists[at].clusters.split(split.cluster, &keys)?;
+                continue;
+            }
+            let next = self.lists[at].next;
+            if next >= waiting.end {
+                return Ok(Vec::new());
+            }
+            let group = next / self.shape.group_tokens;
+            if self.lists[at].begun != group + 1 {
+                self.lists[at].begun = group + 1;
+                let first = group == self.waiting.groups().start;
+                let step = self.step.as_ref().filter(|_| first).and_then(|step| step.get(at));
+                let clusters = &mut self.lists[at].clusters;
+                let known = |cluster: &&u32| (**cluster as usize) < clusters.len();
+                let retrieved: Vec<u32> = step.into_iter().flatten().filter(known).copied().collect();
+                clusters.begin_step(&retrieved)?;
+                continue;
+            }
+            let mut key = Vec::with_capacity(self.dim());
+            self.waiting.rows(next..next + 1, head, &mut key);
+            self.lists[at].clusters.append(next as u32, &key)?;
+            self.lists[at].next += 1;
+        }
+    }
+
+    /// Returns the groups of entries whose keys are neither waiting nor supplied.
+    fn unknown_groups(&self, entries: &[u32]) -> Vec<u64> {
+        let mut groups: Vec<usize> = entries.iter().map(|entry| *entry as usize / self.shape.group_tokens).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        let is_known = |group: &usize| {
+            self.waiting.groups().contains(group) || self.supplied.iter().any(|keys| keys.groups().contains(group))
+        };
+        groups.into_iter().filter(|group| !is_known(group)).map(|group| group as u64).collect()
+    }
+
+    /// Appends the key of a token that is known.
+    fn key(&self, token: usize, head: Option<usize>, out: &mut Vec<f32>) {
+        let mut known = std::iter::once(&self.waiting).chain(&self.supplied);
+        if let Some(keys) = known.find(|keys| keys.tokens().contains(&token)) {
+            keys.rows(token..token + 1, head, out);
+        }
+    }
+
+    /// Returns the bytes of the clusters of `entries` tokens, of which there are `clusters` in each list.
+    fn cluster_bytes(&self, clusters: usize, entries: usize) -> usize {
+        self.heads().len() * (AdaptiveClusters::bytes_for(clusters, self.dim(), entries) + size_of::<AdaptiveList>())
+    }
+}
+
+impl LayerSummary for AdaptiveLayer {
+    fn groups(&self) -> usize {
+        self.waiting.groups().end
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        self.waiting.push(group);
+    }
+
+    fn truncate(&mut self, groups: usize) {
+        let covered = self.covered();
+        self.waiting.truncate(groups);
+        self.supplied.clear();
+        if groups >= covered {
+            return;
+        }
+        let tokens = groups * self.shape.group_tokens;
+        if tokens == 0 {
+            self.lists.clear();
+        }
+        for list in &mut self.lists {
+            list.clusters.truncate(tokens as u32);
+            list.next = list.next.min(tokens);
+            list.begun = 0;
+        }
+    }
+
+    fn bytes(&self) -> usize {
+        let clusters = self.lists.iter().map(|list| list.clusters.len()).max().unwrap_or(0);
+        let supplied: usize = self.supplied.iter().map(SealedKeys::bytes).sum();
+        self.waiting.bytes() + supplied + self.cluster_bytes(clusters, self.covered() * self.shape.group_tokens)
+    }
+
+    fn bytes_for(&self, groups: usize) -> usize {
+        let waiting = self.waiting.groups().len() + groups;
+        let (entries, new) = ((self.covered() + waiting) * self.shape.group_tokens, waiting * self.shape.group_tokens);
+        if waiting == 0 {
+            return self.bytes();
+        }
+        let planes = waiting * SealedKeys::group_bytes(&self.shape);
+        let clusters = self.lists.iter().map(|list| list.clusters.len()).max();
+        let scratch = match clusters {
+            // A split reads the members of a cluster, at most one group each.
+            Some(_) => self.max_size() * SealedKeys::group_bytes(&self.shape),
+            None => {
+                let first = (entries / self.options.mean_size).max(1);
+                let options = KMeansOptions { clusters: first, seed: SEED, metric: None };
+                let rows = entries * self.shape.width() * size_of::<f32>();
+                rows + self.heads().len() * KMeans::bytes_for(entries, self.dim(), &options)
+            }
+        };
+        // At most every second new token opens a cluster: a split needs at least four entries.
+        planes + scratch + self.cluster_bytes(clusters.unwrap_or(1) + new.div_ceil(2), entries)
+    }
+
+    fn has_clusters(&self) -> bool {
+        true
+    }
+
+    fn attached(&mut self) {
+        self.builds_all = true;
+    }
+
+    fn advance(&mut self) -> Result<Vec<u64>> {
+        if self.lists.is_empty() {
+            self.build()?;
+            self.builds_all = false;
+        }
+        if self.lists.is_empty() || self.waiting.groups().is_empty() {
+            return Ok(Vec::new());
+        }
+        if self.step.is_none() {
+            self.step = Some(std::mem::take(&mut *lock(&self.retrieved)));
+        }
+        for (at, head) in self.heads().into_iter().enumerate() {
+            let wanted = self.advance_list(at, head)?;
+            if !wanted.is_empty() {
+                return Ok(wanted);
+            }
+        }
+        self.waiting.clear();
+        self.supplied = Vec::new();
+        self.step = None;
+        Ok(Vec::new())
+    }
+
+    fn supply(&mut self, group: &KeyGroup<'_>) {
+        let mut keys = SealedKeys::new(self.shape, group.index() as usize);
+        keys.push(group);
+        self.supplied.push(keys);
+    }
+}

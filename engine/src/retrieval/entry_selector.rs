@@ -1,0 +1,59 @@
+//! Selectors of entries: methods that choose tokens of their own for each KV head, instead of groups.
+//!
+//! An entry is the key and the value of one token for one KV head. A selector of entries is a [`Selector`] that returns
+//! itself from [`Selector::entries`]. How a selection uses it:
+//! 1. [`EntrySelector::covered_groups`] says which groups the method knows. Later groups and the tail are the window,
+//!    which every head attends to.
+//! 2. The engine takes the window, sinks and the tail off the budget.
+//! 3. [`EntrySelector::choose`] spends the rest, which is a number of entries per KV head.
+//! 4. The engine turns the entries into masks of groups. A block is read once, however many heads need it.
+//!
+//! [`Selector`]: super::Selector
+//! [`Selector::entries`]: super::Selector::entries
+
+use crate::error::Result;
+use crate::retrieval::head_aggregation::HeadAggregation;
+use crate::retrieval::key_shape::KeyShape;
+use crate::retrieval::summary::LayerSummary;
+use std::ops::Range;
+
+/// The request to choose entries for one query.
+#[derive(Clone, Debug)]
+pub struct EntryRequest<'a> {
+    /// The query `[q_heads, key_dim]`, finite. `q_heads` is a multiple of the KV heads.
+    pub query: &'a [f32],
+    /// The shape of the keys.
+    pub shape: KeyShape,
+    /// The factor of `q . k` in the softmax.
+    pub scale: f32,
+    /// The aggregation of query heads.
+    pub aggregation: HeadAggregation,
+    /// The tokens that may be chosen. Tokens outside of them are attended anyway, or not visible.
+    pub tokens: Range<usize>,
+    /// The most entries that may be chosen for each KV head.
+    pub budget: usize,
+}
+
+/// The entries that a method chose.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ChosenEntries {
+    /// The tokens of each KV head, in any order; or one list, which counts for all heads. Each token once.
+    pub heads: Vec<Vec<u32>>,
+    /// The clusters that were chosen, summed over the lists. Single tokens are clusters of one.
+    pub clusters: usize,
+}
+
+/// A method that chooses entries.
+pub trait EntrySelector: Send + Sync {
+    /// Returns the number of groups whose entries the method knows, from the first group on.
+    ///
+    /// # Errors
+    /// The errors of the method, for example that it needs a profile first.
+    fn covered_groups(&self, summaries: &[&dyn LayerSummary]) -> Result<usize>;
+
+    /// Chooses entries among `ask.tokens`, which lie in covered groups.
+    ///
+    /// # Errors
+    /// The errors of the method.
+    fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries>;
+}

@@ -1,0 +1,98 @@
+//! The K planes of consecutive sealed groups in memory, and the profile that is made of them and recorded queries.
+
+use crate::kernels::widen;
+use crate::retrieval::clusters::MAX_KEY_MAGNITUDE;
+use crate::retrieval::key_group::KeyGroup;
+use crate::retrieval::key_shape::KeyShape;
+use std::ops::Range;
+
+/// The K planes of consecutive groups.
+#[derive(Clone, Debug)]
+pub struct SealedKeys {
+    shape: KeyShape,
+    /// The group of the first plane.
+    first: usize,
+    planes: Vec<u8>,
+}
+
+impl SealedKeys {
+    /// Returns no groups. The first one that is pushed has the index `first`.
+    #[must_use]
+    pub fn new(shape: KeyShape, first: usize) -> Self {
+        Self { shape, first, planes: Vec::new() }
+    }
+
+    /// Returns the bytes of the keys of a group.
+    #[must_use]
+    pub fn group_bytes(shape: &KeyShape) -> usize {
+        shape.width() * shape.group_tokens * shape.dtype.bytes()
+    }
+
+    /// Adds the next group.
+    pub fn push(&mut self, group: &KeyGroup<'_>) {
+        self.planes.extend_from_slice(group.plane());
+    }
+
+    /// Returns the groups.
+    #[must_use]
+    pub fn groups(&self) -> Range<usize> {
+        self.first..self.first + self.planes.len() / Self::group_bytes(&self.shape).max(1)
+    }
+
+    /// Returns the tokens of the groups.
+    #[must_use]
+    pub fn tokens(&self) -> Range<usize> {
+        let groups = self.groups();
+        groups.start * self.shape.group_tokens..groups.end * self.shape.group_tokens
+    }
+
+    /// Forgets the groups from `groups` on. Cut before its first group, it begins there.
+    pub fn truncate(&mut self, groups: usize) {
+        self.planes.truncate(groups.saturating_sub(self.first) * Self::group_bytes(&self.shape));
+        self.first = self.first.min(groups);
+    }
+
+    /// Drops all groups. The next one that is pushed follows them.
+    pub fn clear(&mut self) {
+        self.first = self.groups().end;
+        self.planes = Vec::new();
+    }
+
+    /// Returns the bytes that it takes in memory.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.planes.capacity()
+    }
+
+    /// Appends the keys of tokens to `out`, `[tokens, key_dim]`, of one KV head; or of all heads, `[tokens, kv_heads *
+    /// key_dim]`. Elements whose magnitude is above the limit of clusters are lowered to it.
+    pub fn rows(&self, tokens: Range<usize>, head: Option<usize>, out: &mut Vec<f32>) {
+        let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
+        let (row, heads) = (key_dim * dtype.bytes(), head.map_or(0..kv_heads, |head| head..head + 1));
+        let start = out.len();
+        for token in tokens.start.max(self.tokens().start)..tokens.end.min(self.tokens().end) {
+            let plane = (token / group_tokens - self.first) * kv_heads * group_tokens;
+            for head in heads.clone() {
+                let at = (plane + head * group_tokens + token % group_tokens) * row;
+                let to = out.len();
+                out.resize(to + key_dim, 0.0);
+                widen(&self.planes[at..at + row], dtype, &mut out[to..]);
+            }
+        }
+        let limit = |x: &mut f32| *x = x.clamp(-MAX_KEY_MAGNITUDE, MAX_KEY_MAGNITUDE);
+        out[start..].iter_mut().for_each(limit);
+    }
+}
+
+/// Recorded queries over the sealed keys of a layer.
+#[derive(Clone, Copy, Debug)]
+pub struct QueryProfile<'a> {
+    /// The keys of all sealed groups, from group 0 on.
+    pub keys: &'a SealedKeys,
+    /// The shape of the keys.
+    pub shape: KeyShape,
+    /// The queries, each `[q_heads, key_dim]` and finite, from the oldest to the newest. There is at least one.
+    pub queries: &'a [&'a [f32]],
+    /// The factor of `q . k` in the softmax.
+    pub scale: f32,
+}

@@ -1,0 +1,91 @@
+//! Selection by a selector of entries: each KV head attends to tokens of its own.
+//!
+//! 1. The window is what every head attends to: the groups that the selector does not know yet, the newest groups as
+//!    the options say, sinks, and the tail.
+//! 2. The budget without these tokens is what the selector may choose for each KV head.
+//! 3. The entries become masks of groups. A group of the window is attended whole.
+
+use super::handle::Sequence;
+use super::layer::LayerState;
+use super::span::Span;
+use super::suffix_summary::ScoredSummary;
+use crate::error::{Error, ErrorKind, Result};
+use crate::plan::{SelectOptions, Selection, entries_of_tokens};
+use crate::retrieval::{ChosenEntries, EntryRequest, EntrySelector, LayerSummary};
+use std::sync::Arc;
+
+impl Sequence {
+    /// Selects what `selector` chooses for a query that was checked. `scored` returns its summaries.
+    pub(super) fn choose_entries<'a>(
+        &'a self,
+        selector: &dyn EntrySelector,
+        state: &LayerState,
+        query: &[f32],
+        options: &SelectOptions,
+        scored: impl FnOnce(&Span) -> Result<Vec<ScoredSummary<'a>>>,
+    ) -> Result<Selection> {
+        let group_tokens = self.identity.layout.group_tokens();
+        let span = Span::of(state, group_tokens);
+        if span.count(options)? >= span.len() {
+            let all: Vec<u64> = span.groups.clone().collect();
+            return self.selection(state, &span, &all, options.planes);
+        }
+        let scored = scored(&span)?;
+        let summaries: Vec<&dyn LayerSummary> = scored.iter().map(ScoredSummary::get).collect();
+        let covered = (selector.covered_groups(&summaries)? as u64).clamp(span.groups.start, span.groups.end);
+        let [sinks, recent] = span.forced(options);
+        let sinks = sinks.end.max(span.groups.start);
+        let choosable = sinks..recent.start.min(covered).max(sinks);
+        let visible = (span.tokens - span.first_token) as usize;
+        let first_token = span.first_token.max(choosable.start * group_tokens as u64);
+        let tokens = first_token as usize..(choosable.end as usize * group_tokens).max(first_token as usize);
+        let attended = visible - tokens.len();
+        let shape = state.shape();
+        let request = EntryRequest {
+            query,
+            shape,
+            scale: options.scale.unwrap_or(1.0 / (shape.key_dim as f32).sqrt()),
+            aggregation: options.aggregation,
+            tokens,
+            budget: options.budget.of(visible)?.saturating_sub(attended),
+        };
+        let chosen = match request.budget.min(request.tokens.len()) {
+            0 => ChosenEntries { heads: vec![Vec::new()], clusters: 0 },
+            _ => selector.choose(&summaries, &request)?,
+        };
+        check_chosen(&chosen, &request)?;
+        let found = entries_of_tokens(&chosen.heads, choosable.clone(), group_tokens);
+        let mut groups: Vec<u64> = (span.groups.start..choosable.start).collect();
+        groups.extend(found.iter().map(|(group, _)| *group));
+        groups.extend(choosable.end..span.groups.end);
+        let mut selection = self.selection(state, &span, &groups, options.planes)?;
+        // The selection is new, so nothing else refers to it.
+        if let Some(inner) = Arc::get_mut(&mut selection.inner) {
+            inner.clusters = Some(chosen.clusters);
+            let mut found = found.into_iter().peekable();
+            for unit in &mut inner.units {
+                if let Some((_, entries)) = found.next_if(|(group, _)| *group == unit.group) {
+                    unit.entries = entries;
+                }
+            }
+        }
+        Ok(selection)
+    }
+}
+
+/// Checks that a method chose tokens that it was asked about, for every KV head.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`].
+fn check_chosen(chosen: &ChosenEntries, request: &EntryRequest<'_>) -> Result<()> {
+    let lists = chosen.heads.len();
+    let outside = chosen.heads.iter().flatten().find(|token| !request.tokens.contains(&(**token as usize)));
+    if (lists != 1 && lists != request.shape.kv_heads) || outside.is_some() {
+        let text = format!(
+            "the method chose entries in {lists} lists for {} KV heads, of which token {outside:?} is not in {:?}",
+            request.shape.kv_heads, request.tokens
+        );
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(())
+}
