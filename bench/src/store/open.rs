@@ -1,12 +1,12 @@
 //! `kvbench open` measures how long a stored sequence takes to open, by the pace of its commits, and to fork.
 
-use crate::store::paced_append::{CHUNK, append_at_pace};
+use crate::store::paced_append::{CHUNK, SequenceShape, append_at_pace};
 use crate::store::result::SequenceSetup;
-use crate::support::args::{CommonArgs, between, between_u16};
+use crate::support::args::{CommonArgs, between};
 use crate::support::directory::{drop_caches, work_directory};
 use crate::support::interrupt::check_interrupt;
 use crate::support::method;
-use crate::support::model::{KvSource, TOKEN_LAYER_BYTES, layout};
+use crate::support::model::KvSource;
 use crate::support::report::{median, percentile, print, rounded};
 use crate::support::store::{open_store, read_bytes};
 use anyhow::{Result, ensure};
@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Instant;
 use stratakv::metrics::Category;
 use stratakv::retrieval::{MethodSpec, Selector};
-use stratakv::{ByteSize, CreateOptions, OpenSequence, Sequence, Store, StoredSummary};
+use stratakv::{ByteSize, OpenSequence, Sequence, Store};
 
 /// The key of the sequence.
 const KEY: &str = "open";
@@ -36,12 +36,8 @@ pub(crate) struct OpenArgs {
     /// Tokens from one commit to the next, separated by commas; 0 is one commit at the end.
     #[arg(long, value_delimiter = ',', default_value = "0,1")]
     pub(crate) per: Vec<u32>,
-    /// Layers, of 4 KiB per token each.
-    #[arg(long, default_value_t = 32, value_parser = between_u16(1, 128))]
-    pub(crate) layers: u16,
-    /// Tokens of a group.
-    #[arg(long, default_value_t = 8, value_parser = between_u16(1, 128))]
-    pub(crate) group: u16,
+    #[command(flatten)]
+    pub(crate) shape: SequenceShape,
     /// Store min/max summaries, which are read when the sequence is opened.
     #[arg(long)]
     pub(crate) summary: bool,
@@ -122,10 +118,10 @@ struct OpenSamples {
 
 /// Runs `kvbench open`.
 pub(crate) fn run(args: &OpenArgs) -> Result<()> {
-    let kv_bytes = u64::from(args.tokens) * TOKEN_LAYER_BYTES * u64::from(args.layers);
+    let kv_bytes = args.shape.kv_bytes(args.tokens);
     let dir = work_directory(&args.common.device, 5 * kv_bytes / 2 + (512 << 20))?;
     let memory = ByteSize((512 << 20) + if args.summary { kv_bytes / 4 } else { 0 });
-    let selector = args.selector.map(|spec| method::selector(&spec, args.layers)).transpose()?;
+    let selector = args.selector.map(|spec| method::selector(&spec, args.shape.layers)).transpose()?;
     for per in &args.per {
         let path = dir.path().join("store");
         write(args, &path, (*per, memory), selector.as_ref().filter(|_| args.stored))?;
@@ -148,9 +144,7 @@ fn write(
     stored: Option<&Arc<dyn Selector>>,
 ) -> Result<()> {
     let store = open_store(&args.common, path, memory)?;
-    let options = CreateOptions::new().key(KEY);
-    let options = if args.summary { options.store_summary(StoredSummary::MinMax) } else { options };
-    let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
+    let mut sequence = args.shape.create(&store, KEY, args.summary)?;
     if let Some(selector) = stored {
         sequence.attach_stored(Arc::clone(selector))?;
     }
@@ -208,7 +202,7 @@ impl OpenSamples {
 
     fn result(&self, args: &OpenArgs, per: u32) -> OpenResult {
         OpenResult {
-            setup: SequenceSetup { per, tokens: args.tokens, layers: args.layers, group: args.group },
+            setup: args.shape.setup(args.tokens, per),
             summary: args.summary,
             frames: self.frames,
             cold: self.cold,

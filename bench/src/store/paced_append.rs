@@ -1,13 +1,49 @@
 //! Appends of a whole sequence, committed at a given pace.
 
+use crate::store::result::SequenceSetup;
+use crate::support::args::between_u16;
 use crate::support::interrupt::check_interrupt;
-use crate::support::model::KvSource;
+use crate::support::model::{KvSource, TOKEN_LAYER_BYTES, layout};
 use anyhow::Result;
+use clap::Args;
 use std::time::Instant;
-use stratakv::{Durability, Sequence};
+use stratakv::{CreateOptions, Durability, Sequence, Store, StoredSummary};
 
 /// Most tokens of one append.
 pub(crate) const CHUNK: usize = 512;
+
+/// The shape of the sequence that is appended to.
+#[derive(Args, Debug)]
+pub(crate) struct SequenceShape {
+    /// Layers, of 4 KiB per token each.
+    #[arg(long, default_value_t = 32, value_parser = between_u16(1, 128))]
+    pub(crate) layers: u16,
+    /// Tokens of a group.
+    #[arg(long, default_value_t = 8, value_parser = between_u16(1, 128))]
+    pub(crate) group: u16,
+}
+
+impl SequenceShape {
+    /// Creates an empty sequence of this shape, with min/max summaries if `min_max` is true.
+    ///
+    /// # Errors
+    /// The store refuses it.
+    pub(crate) fn create(&self, store: &Store, key: &str, min_max: bool) -> Result<Sequence> {
+        let options = CreateOptions::new().key(key);
+        let options = if min_max { options.store_summary(StoredSummary::MinMax) } else { options };
+        Ok(store.create_sequence(&layout(self.layers, self.group)?, options)?)
+    }
+
+    /// Returns the bytes of the keys and values of this many tokens.
+    pub(crate) fn kv_bytes(&self, tokens: u32) -> u64 {
+        u64::from(tokens) * TOKEN_LAYER_BYTES * u64::from(self.layers)
+    }
+
+    /// Returns the part of a result that says what was written.
+    pub(crate) fn setup(&self, tokens: u32, per: u32) -> SequenceSetup {
+        SequenceSetup { per, tokens, layers: self.layers, group: self.group }
+    }
+}
 
 /// The number of commits, and the seconds that they took together.
 pub(crate) struct CommitTotals {

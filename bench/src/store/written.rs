@@ -1,13 +1,13 @@
 //! `kvbench written` measures the bytes that the devices receive for a prefill, and for decodes that commit at some
 //! pace. It compares them with the bytes of keys, values and summaries.
 
-use crate::store::paced_append::{CHUNK, append_at_pace};
+use crate::store::paced_append::{CHUNK, SequenceShape, append_at_pace};
 use crate::store::result::{SequenceSetup, WriteAmplification};
-use crate::support::args::{CommonArgs, between, between_u16};
+use crate::support::args::{CommonArgs, between};
 use crate::support::directory::work_directory;
 use crate::support::measure::process_written_bytes;
 use crate::support::method;
-use crate::support::model::{KvSource, TOKEN_LAYER_BYTES, layout};
+use crate::support::model::{KvSource, TOKEN_LAYER_BYTES};
 use crate::support::report::{print, rounded};
 use crate::support::store::open_store;
 use anyhow::Result;
@@ -16,7 +16,7 @@ use serde::Serialize;
 use std::path::Path;
 use std::time::Instant;
 use stratakv::retrieval::{MethodSpec, SelectorId};
-use stratakv::{ByteSize, CreateOptions, Sequence, StoredSummary};
+use stratakv::{ByteSize, Sequence};
 
 /// Arguments of `kvbench written`.
 #[derive(Args, Debug)]
@@ -30,12 +30,8 @@ pub(crate) struct WrittenArgs {
     /// Tokens from one commit to the next, separated by commas; 0 is one commit at the end.
     #[arg(long, value_delimiter = ',', default_value = "0,64,1")]
     pub(crate) per: Vec<u32>,
-    /// Layers, of 4 KiB per token each.
-    #[arg(long, default_value_t = 32, value_parser = between_u16(1, 128))]
-    pub(crate) layers: u16,
-    /// Tokens of a group.
-    #[arg(long, default_value_t = 8, value_parser = between_u16(1, 128))]
-    pub(crate) group: u16,
+    #[command(flatten)]
+    pub(crate) shape: SequenceShape,
     /// Store no min/max summaries.
     #[arg(long)]
     pub(crate) no_summary: bool,
@@ -87,7 +83,7 @@ struct WrittenSpace {
 
 /// Runs `kvbench written`.
 pub(crate) fn run(args: &WrittenArgs) -> Result<()> {
-    let kv_bytes = u64::from(args.tokens) * TOKEN_LAYER_BYTES * u64::from(args.layers);
+    let kv_bytes = args.shape.kv_bytes(args.tokens);
     let dir = work_directory(&args.common.device, 3 * kv_bytes + (512 << 20))?;
     for per in &args.per {
         let path = dir.path().join("store");
@@ -101,10 +97,8 @@ pub(crate) fn run(args: &WrittenArgs) -> Result<()> {
 fn measure(args: &WrittenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<WrittenResult> {
     let summary = !args.no_summary;
     let store = open_store(&args.common, path, ByteSize((512 << 20) + if summary { kv_bytes / 4 } else { 0 }))?;
-    let options = CreateOptions::new().key("written");
-    let options = if summary { options.store_summary(StoredSummary::MinMax) } else { options };
-    let mut sequence = store.create_sequence(&layout(args.layers, args.group)?, options)?;
-    let selector = args.selector.map(|spec| method::selector(&spec, args.layers)).transpose()?;
+    let mut sequence = args.shape.create(&store, "written", summary)?;
+    let selector = args.selector.map(|spec| method::selector(&spec, args.shape.layers)).transpose()?;
     let attached = selector.map(|selector| sequence.attach_stored(selector)).transpose()?;
     let mut source = KvSource::new(CHUNK);
     let written = || store.usage().map(|usage| usage.lifetime_bytes);
@@ -112,13 +106,13 @@ fn measure(args: &WrittenArgs, path: &Path, per: u32, kv_bytes: u64) -> Result<W
     let totals = append_at_pace(&mut sequence, &mut source, args.tokens, per)?;
     let (seconds, device_bytes) = (start.elapsed().as_secs_f64(), written()? - before);
     let process = process_before.ok().zip(process_written_bytes().ok());
-    let groups = u64::from(args.tokens / u32::from(args.group)) * u64::from(args.layers);
+    let groups = u64::from(args.tokens / u32::from(args.shape.group)) * u64::from(args.shape.layers);
     // The minimum and maximum of each key element take as much as one token's keys and values.
     let summary_bytes = if summary { groups * TOKEN_LAYER_BYTES } else { 0 };
-    let selector_bytes = attached.map_or(Ok(0), |attached| record_bytes(&sequence, attached, args.layers))?;
+    let selector_bytes = attached.map_or(Ok(0), |attached| record_bytes(&sequence, attached, args.shape.layers))?;
     let usage = store.usage()?;
     let result = WrittenResult {
-        setup: SequenceSetup { per, tokens: args.tokens, layers: args.layers, group: args.group },
+        setup: args.shape.setup(args.tokens, per),
         commits: totals.commits,
         payload: WrittenPayload {
             kv_bytes,
