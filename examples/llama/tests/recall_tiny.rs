@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor};
 use indicatif::ProgressBar;
 use stratakv_llama::kv::memory::MemoryPolicy;
-use stratakv_llama::kv::{KvCache, KvDType, MemoryKv};
+use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, MemoryKv};
 use stratakv_llama::model::{Model, Wanted, argmax};
 use stratakv_llama::recall::{self, RecallRun};
 
@@ -117,29 +117,32 @@ fn decode_steps_after_a_short_prefill_fill_caches_as_a_full_prefill_does() {
     }
 }
 
+/// Runs the prompts with caches in memory, of full attention and of this policy.
+fn run_in_memory(
+    model: &Model,
+    prompts: &[recall::Prompt],
+    label: (&str, &str),
+    geometry: &KvGeometry,
+    policy: MemoryPolicy,
+) -> recall::Report {
+    let bar = ProgressBar::hidden();
+    let run = RecallRun { model, prompts, policy: label, prefill: None, questions: None, bar: &bar };
+    run.run(
+        || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
+        |_| Ok(MemoryKv::new(geometry.clone(), policy)),
+        |cache| Ok(cache.clone()),
+        |_, _| Ok(()),
+    )
+    .unwrap()
+}
+
 #[test]
 fn full_attention_answers_as_the_reference_says() {
     let model = Model::load(&fixture()).unwrap();
     let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], 2).unwrap();
-    let bar = ProgressBar::hidden();
     for dtype in [KvDType::F32, KvDType::F16] {
         let geometry = model.kv_geometry(dtype);
-        let run = RecallRun {
-            model: &model,
-            prompts: &prompts,
-            policy: ("full", "1"),
-            prefill: None,
-            questions: None,
-            bar: &bar,
-        };
-        let report = run
-            .run(
-                || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
-                |_| Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
-                |cache| Ok(cache.clone()),
-                |_, _| Ok(()),
-            )
-            .unwrap();
+        let report = run_in_memory(&model, &prompts, ("full", "1"), &geometry, MemoryPolicy::Full);
         assert_eq!(report.cells.len(), 5);
         for cell in &report.cells {
             assert_eq!((cell.n, cell.full_accuracy, cell.accuracy), (2, 1.0, 1.0), "{} at {dtype:?}", cell.task);
@@ -155,23 +158,7 @@ fn the_window_policy_alone_does_not_find_the_answers() {
     let prompts = recall::load(&fixture().join("prompts.jsonl.gz"), &[], &[1024], 2).unwrap();
     let geometry = model.kv_geometry(KvDType::F32);
     let policy = MemoryPolicy::Window { sinks: 4, budget: "1/13".parse().unwrap() };
-    let bar = ProgressBar::hidden();
-    let run = RecallRun {
-        model: &model,
-        prompts: &prompts,
-        policy: ("window", "1/13"),
-        prefill: None,
-        questions: None,
-        bar: &bar,
-    };
-    let report = run
-        .run(
-            || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
-            |_| Ok(MemoryKv::new(geometry.clone(), policy)),
-            |cache| Ok(cache.clone()),
-            |_, _| Ok(()),
-        )
-        .unwrap();
+    let report = run_in_memory(&model, &prompts, ("window", "1/13"), &geometry, policy);
     let (_, accuracy, full) = report.means()[0];
     assert!(full == 1.0 && accuracy < 0.4, "full {full}, window {accuracy}");
     for cell in &report.cells {
