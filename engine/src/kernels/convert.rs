@@ -69,6 +69,24 @@ pub(super) trait HalfElement: StoredElement {
     fn widen_bits(bits: u16) -> f32;
 }
 
+/// The views of a plane as elements of this many bytes.
+macro_rules! words_of_bytes {
+    ($bytes:literal) => {
+        type Word = [u8; $bytes];
+        const BYTES: usize = $bytes;
+
+        #[inline(always)]
+        fn words(bytes: &[u8]) -> &[Self::Word] {
+            bytes.as_chunks().0
+        }
+
+        #[inline(always)]
+        fn words_mut(bytes: &mut [u8]) -> &mut [Self::Word] {
+            bytes.as_chunks_mut().0
+        }
+    };
+}
+
 /// IEEE 754 single precision.
 pub(super) struct F32;
 /// IEEE 754 half precision.
@@ -77,18 +95,7 @@ pub(super) struct F16;
 pub(super) struct Bf16;
 
 impl StoredElement for F32 {
-    type Word = [u8; 4];
-    const BYTES: usize = 4;
-
-    #[inline(always)]
-    fn words(bytes: &[u8]) -> &[Self::Word] {
-        bytes.as_chunks().0
-    }
-
-    #[inline(always)]
-    fn words_mut(bytes: &mut [u8]) -> &mut [Self::Word] {
-        bytes.as_chunks_mut().0
-    }
+    words_of_bytes!(4);
 
     #[inline(always)]
     fn widen(word: Self::Word) -> f32 {
@@ -113,18 +120,7 @@ impl StoredElement for F32 {
 }
 
 impl StoredElement for F16 {
-    type Word = [u8; 2];
-    const BYTES: usize = 2;
-
-    #[inline(always)]
-    fn words(bytes: &[u8]) -> &[Self::Word] {
-        bytes.as_chunks().0
-    }
-
-    #[inline(always)]
-    fn words_mut(bytes: &mut [u8]) -> &mut [Self::Word] {
-        bytes.as_chunks_mut().0
-    }
+    words_of_bytes!(2);
 
     #[inline(always)]
     fn widen(word: Self::Word) -> f32 {
@@ -170,18 +166,7 @@ impl StoredElement for F16 {
 }
 
 impl StoredElement for Bf16 {
-    type Word = [u8; 2];
-    const BYTES: usize = 2;
-
-    #[inline(always)]
-    fn words(bytes: &[u8]) -> &[Self::Word] {
-        bytes.as_chunks().0
-    }
-
-    #[inline(always)]
-    fn words_mut(bytes: &mut [u8]) -> &mut [Self::Word] {
-        bytes.as_chunks_mut().0
-    }
+    words_of_bytes!(2);
 
     #[inline(always)]
     fn widen(word: Self::Word) -> f32 {
