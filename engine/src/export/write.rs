@@ -103,45 +103,49 @@ impl SequenceReader {
 }
 
 fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
-    let (store, who) = (sequence.store(), sequence.identity());
-    if who.summaries & !(1 << (SUMMARY_MIN_MAX - 1)) != 0 {
+    let (store, identity) = (sequence.store(), sequence.identity());
+    if identity.summaries & !(1 << (SUMMARY_MIN_MAX - 1)) != 0 {
         let text = "the sequence carries a summary that files of this version do not know";
         return Err(Error::new(ErrorKind::Unsupported, text));
     }
-    let memory = memory_bytes(who.layout.raw());
+    let memory = memory_bytes(identity.layout.raw());
     let _memory = store.devices.reserve(memory, Category::Other).ok_or_else(|| {
         Error::new(ErrorKind::MemoryLimit, format!("an export takes {memory} bytes, more than memory_limit has left"))
     })?;
     let mut layout = Vec::new();
-    who.layout.raw().encode(&mut layout);
+    identity.layout.raw().encode(&mut layout);
     let environment = &store.devices.environment;
-    let created = lock(&store.catalog).sequences.get(&who.sequence).map(|meta| meta.created_unix_ms);
+    let created = lock(&store.catalog).sequences.get(&identity.sequence).map(|meta| meta.created_unix_ms);
     let created = created.unwrap_or_else(|| environment.unix_ms());
     let state = sequence.caller_state();
     let page = ExportPage {
         magic: MAGIC,
-        features: if who.layout.raw().is_encoded() { Features::current().with_codecs() } else { Features::current() },
+        features: if identity.layout.raw().is_encoded() {
+            Features::current().with_codecs()
+        } else {
+            Features::current()
+        },
         store_id: store.devices.identity.store_id,
-        sequence: U64::new(who.sequence.0),
+        sequence: U64::new(identity.sequence.0),
         nonce: U64::new(environment.random_u64()?),
         tokens: U64::new(sequence.len()),
         token_ids: U64::new(sequence.token_ids().len() as u64),
         created_unix_ms: U64::new(created),
         exported_unix_ms: U64::new(environment.unix_ms()),
-        ttl_ms: U64::new(who.ttl_ms),
+        ttl_ms: U64::new(identity.ttl_ms),
         layout_bytes: U32::new(layout.len() as u32),
-        key_bytes: U32::new(who.key.len() as u32),
+        key_bytes: U32::new(identity.key.len() as u32),
         state_bytes: U32::new(state.map_or(0, <[u8]>::len) as u32),
-        summaries: U32::new(who.summaries),
+        summaries: U32::new(identity.summaries),
         has_state: u8::from(state.is_some()),
-        evictable: who.evictable,
+        evictable: identity.evictable,
         reserved: [0; 6],
     };
     let mut out = Out { writer, nonce: page.nonce.get(), index: 0, bytes: 0, piece: Vec::new() };
     out.write(false, &page.encode())?;
     out.piece(&Piece::plain(PIECE_LAYOUT), &layout)?;
-    if !who.key.is_empty() {
-        out.piece(&Piece::plain(PIECE_KEY), who.key.as_bytes())?;
+    if !identity.key.is_empty() {
+        out.piece(&Piece::plain(PIECE_KEY), identity.key.as_bytes())?;
     }
     if let Some(state) = state {
         out.piece(&Piece::plain(PIECE_STATE), state)?;
@@ -153,8 +157,8 @@ fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
         let first = (at * (PIECE_BYTES / 4)) as u64;
         out.piece(&Piece { first, tokens: ids.len() as u32, ..Piece::plain(PIECE_TOKEN_IDS) }, &bytes)?;
     }
-    for layer in 0..who.layout.layers() {
-        if who.layout.raw().layers[layer].has_kv() {
+    for layer in 0..identity.layout.layers() {
+        if identity.layout.raw().layers[layer].has_kv() {
             groups(sequence, layer, &mut out, &mut bytes)?;
         }
     }

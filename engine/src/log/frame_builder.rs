@@ -2,27 +2,10 @@
 
 use crate::catalog::GroupBuffer;
 use crate::error::Result;
-use crate::layout::KvLayout;
 use std::sync::Arc;
+use stratakv_format::DType;
 use stratakv_format::frame::{Descriptor, SummaryHeader, SummaryRecords};
-use stratakv_format::{DType, LayoutId, SequenceId};
 use zerocopy::IntoBytes;
-
-/// The sequence that writes a frame, as its header names it.
-#[derive(Clone)]
-pub(crate) struct SequenceIdentity {
-    pub(crate) sequence: SequenceId,
-    pub(crate) parent: Option<(SequenceId, u64)>,
-    pub(crate) key: String,
-    pub(crate) summaries: u32,
-    pub(crate) layout_id: LayoutId,
-    pub(crate) layout: KvLayout,
-    /// Its time to live in milliseconds, or 0.
-    pub(crate) ttl_ms: u64,
-    pub(crate) evictable: u8,
-    /// How many copies each of its frames gets.
-    pub(crate) copies: usize,
-}
 
 /// Tokens of a layer that are not in groups: planes `[kv_heads, tokens, dim]`.
 ///

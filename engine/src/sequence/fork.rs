@@ -5,10 +5,8 @@
 
 use super::errors::no_memory;
 use super::handle::Sequence;
-use crate::catalog::{RecordBuffer, SequenceMeta};
 use crate::error::Result;
 use crate::log::SequenceIdentity;
-use stratakv_format::manifest::Kind;
 
 impl Sequence {
     /// Returns a sequence without a key that starts with all tokens of this one, its token ids and its caller's state.
@@ -61,31 +59,9 @@ impl Sequence {
         self.land_all()?;
         let (id, lock) = self.store.claim(key)?;
         let parent = Some((self.identity.sequence, self.len()));
+        // The fork may live as long, and be evicted as early, as this sequence.
         let identity = SequenceIdentity { sequence: id, parent, key: key.to_owned(), ..self.identity.clone() };
-        let now = self.store.devices.environment.unix_ms();
-        let meta = SequenceMeta {
-            key: identity.key.clone(),
-            layout: identity.layout_id,
-            summaries: identity.summaries,
-            created_unix_ms: now,
-            // The fork may live as long, and be evicted as early, as this sequence.
-            ttl_ms: identity.ttl_ms,
-            replicas: identity.copies as u8,
-            evictable: identity.evictable,
-            parent,
-            tokens: 0,
-            token_ids: 0,
-            state_frame: None,
-            committed_unix_ms: now,
-            used_unix_ms: 0,
-            adapter: None,
-            refs: Vec::new(),
-        };
-        let mut records = RecordBuffer::default();
-        if identity.copies > 1 {
-            records.require_replicas();
-        }
-        records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
+        let records = identity.create_records(self.store.devices.environment.unix_ms());
         let mut child = Self::new(lock, identity, records, self.summary_residency())?;
         child.layers.copy_from(&mut self.layers)?;
         child.token_ids = self.token_ids.fork();

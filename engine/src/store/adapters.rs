@@ -1,7 +1,7 @@
 //! Adapters of a store: they are stored once per layout, and found by name.
 
 use super::Store;
-use crate::catalog::{AdapterMeta, COPIES_MAX, RecordBuffer, SequenceMeta};
+use crate::catalog::{AdapterMeta, COPIES_MAX, SequenceMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::layout::KvLayout;
 use crate::log::{SequenceIdentity, SequenceLock};
@@ -78,31 +78,7 @@ impl Store {
         }
         let (id, claim) = inner.claim("")?;
         let layout_id = self.layout_id(layout);
-        let now = inner.devices.environment.unix_ms();
-        let meta = SequenceMeta {
-            key: String::new(),
-            layout: layout_id,
-            summaries: 0,
-            created_unix_ms: now,
-            ttl_ms: 0,
-            replicas: copies as u8,
-            evictable: 0,
-            parent: None,
-            tokens: 0,
-            token_ids: 0,
-            state_frame: None,
-            committed_unix_ms: 0,
-            used_unix_ms: 0,
-            adapter: None,
-            refs: Vec::new(),
-        };
-        let mut records = RecordBuffer::default();
-        if copies > 1 {
-            records.require_replicas();
-        }
-        records.push(Kind::SequenceCreate, &meta.create_record(id), &[]);
-        records.push(Kind::Adapter, &about.record(id), about.name.as_bytes());
-        let who = SequenceIdentity {
+        let identity = SequenceIdentity {
             sequence: id,
             parent: None,
             key: String::new(),
@@ -113,8 +89,10 @@ impl Store {
             evictable: 0,
             copies,
         };
+        let mut records = identity.create_records(inner.devices.environment.unix_ms());
+        records.push(Kind::Adapter, &about.record(id), about.name.as_bytes());
         lock(&inner.space).classify(id, 0);
-        write_adapter(claim, who, records, &layers)?;
+        write_adapter(claim, identity, records, &layers)?;
         Ok(id.0)
     }
 

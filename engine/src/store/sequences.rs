@@ -1,7 +1,7 @@
 //! The sequences of a store: they are created, opened, listed and deleted here.
 
 use super::{SequenceInfo, Store};
-use crate::catalog::{COPIES_MAX, RecordBuffer, SequenceMeta};
+use crate::catalog::{COPIES_MAX, SequenceMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::planted;
 use crate::layout::KvLayout;
@@ -9,7 +9,6 @@ use crate::log::{SequenceIdentity, SequenceLock};
 use crate::metrics::lock;
 use crate::options::{CreateOptions, Durability, StoredSummary};
 use crate::sequence::{OpenSequence, Sequence, SequenceRef, load};
-use stratakv_format::manifest::Kind;
 use stratakv_format::{LayoutId, SequenceId};
 
 impl Store {
@@ -33,33 +32,11 @@ impl Store {
             return Err(Error::new(ErrorKind::Configuration, text));
         }
         let (id, claim) = inner.claim(&options.key)?;
-        let mut records = RecordBuffer::default();
-        if copies > 1 {
-            records.require_replicas();
-        }
         let layout_id = self.layout_id(layout);
         let summaries = options.summaries.iter().fold(0, |bits, summary| match summary {
             StoredSummary::MinMax => bits | 1 << (stratakv_format::frame::SUMMARY_MIN_MAX - 1),
         });
-        let meta = SequenceMeta {
-            key: options.key.clone(),
-            layout: layout_id,
-            summaries,
-            created_unix_ms: self.inner.devices.environment.unix_ms(),
-            ttl_ms: options.ttl_ms,
-            replicas: copies,
-            evictable: options.evictable,
-            parent: None,
-            tokens: 0,
-            token_ids: 0,
-            state_frame: None,
-            committed_unix_ms: 0,
-            used_unix_ms: 0,
-            adapter: None,
-            refs: Vec::new(),
-        };
-        records.push(Kind::SequenceCreate, &meta.create_record(id), meta.key.as_bytes());
-        let who = SequenceIdentity {
+        let identity = SequenceIdentity {
             sequence: id,
             parent: None,
             key: options.key.clone(),
@@ -70,8 +47,9 @@ impl Store {
             evictable: options.evictable,
             copies: usize::from(copies),
         };
-        lock(&inner.space).classify(id, class_of(&meta));
-        Sequence::new(claim, who, records, options.residency)
+        let records = identity.create_records(inner.devices.environment.unix_ms());
+        lock(&inner.space).classify(id, class_of(identity.ttl_ms, identity.evictable));
+        Sequence::new(claim, identity, records, options.residency)
     }
 
     /// Returns the number of a layout, a new one if the store does not have it yet.
@@ -139,7 +117,7 @@ impl Store {
         let claim = claim.ok_or_else(|| {
             Error::new(ErrorKind::InUse, format!("sequence {id} is open; drop its other handle first"))
         })?;
-        lock(&self.inner.space).classify(id, class_of(&meta));
+        lock(&self.inner.space).classify(id, class_of(meta.ttl_ms, meta.evictable));
         let load = |claim| load(claim, id, &meta, options.summaries);
         let loaded = load(claim).or_else(|e| match (e.kind(), SequenceLock::new(&self.inner, id, "")) {
             // The damage may be of the transfer, not of the medium, so it is read once more.
@@ -200,8 +178,8 @@ impl Store {
 }
 
 /// Returns the class of a sequence. Small sequences that end in the same way share segments.
-fn class_of(meta: &SequenceMeta) -> u8 {
-    match (meta.ttl_ms, meta.evictable) {
+fn class_of(ttl_ms: u64, evictable: u8) -> u8 {
+    match (ttl_ms, evictable) {
         (0, 0) => 0,
         (_, 0) => 1,
         _ => 2,

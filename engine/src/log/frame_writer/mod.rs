@@ -17,8 +17,9 @@ pub(crate) use target::FrameTarget;
 pub(crate) use written::WrittenFrame;
 
 use super::devices::Devices;
-use super::frame_builder::{FrameBuilder, SequenceIdentity, TailRows};
+use super::frame_builder::{FrameBuilder, TailRows};
 use super::segment_allocator::Writer;
+use super::sequence_identity::SequenceIdentity;
 use crate::catalog::{FrameBody, FrameMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
