@@ -1,5 +1,6 @@
 //! The subcommands of `kvbench`. Each area defines the arguments of its own.
 
+use crate::cluster::ClusterCommand;
 use crate::codec::CodecArgs;
 use crate::decode::DecodeArgs;
 use crate::devices::{DevicesCommand, scale};
@@ -7,7 +8,7 @@ use crate::ingest::IngestArgs;
 use crate::read::{DriversArgs, ReadArgs};
 use crate::select::SelectArgs;
 use crate::store::{churn, commit, open, resident, start, written};
-use crate::{codec, decode, devices, ingest, read, select};
+use crate::{cluster, codec, decode, devices, ingest, read, select};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
@@ -59,6 +60,9 @@ pub(crate) enum Command {
     Resident(resident::ResidentArgs),
     /// Measures codecs on keys and values of a real model, and solves for the share of a transfer to compress.
     Codec(CodecArgs),
+    /// Measures the cluster algorithms on planted topics or on a recorded profile, without a store.
+    #[command(subcommand, after_help = "Example: kvbench cluster build --entries 32768 --queries 128 --json")]
+    Cluster(ClusterCommand),
     /// Makes disks of a known speed out of files, and removes them (root only).
     #[command(subcommand, after_help = "Example: kvbench devices up --dir /nvme0 --count 2 --read-bps 250M --json")]
     Devices(DevicesCommand),
@@ -81,6 +85,7 @@ impl Command {
             Self::Decode(args) => decode::run(args),
             Self::Resident(args) => resident::run(args),
             Self::Codec(args) => codec::run(args),
+            Self::Cluster(command) => cluster::run(command),
             Self::Devices(command) => devices::run(command),
         }
     }

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod cli;
+mod cluster;
 mod codec;
 mod decode;
 mod devices;

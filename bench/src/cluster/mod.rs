@@ -1,0 +1,35 @@
+//! `kvbench cluster` measures the cluster algorithms of the engine without a store and without a model.
+//!
+//! | file | subcommand | what it measures |
+//! |---|---|---|
+//! | `build` | `build` | medoid clusters from co-activation, and k-means |
+//!
+//! 1. A layer comes from the generator of planted topics, or from a file of `kvrun profile` (`layers`).
+//! 2. The subcommand runs the algorithms of `stratakv::retrieval::clusters` on it (`layer_trace`).
+//! 3. Each result is one line of JSON, or a block of text.
+//!
+//! Invariant: every figure but times depends on the arguments and `--seed` alone.
+
+mod args;
+mod build;
+mod layer_trace;
+mod layers;
+mod profile_file;
+
+use anyhow::Result;
+use build::ClusterBuildArgs;
+use clap::Subcommand;
+
+/// Subcommands of `kvbench cluster`.
+#[derive(Subcommand, Debug)]
+pub(crate) enum ClusterCommand {
+    /// Measures co-activation density, medoid clusters and k-means of one layer.
+    Build(ClusterBuildArgs),
+}
+
+/// Runs `kvbench cluster`.
+pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
+    match command {
+        ClusterCommand::Build(args) => build::run(args),
+    }
+}

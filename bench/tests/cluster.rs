@@ -1,0 +1,67 @@
+//! Runs every subcommand of `kvbench cluster` with tiny sizes, and checks the invariants of its JSON.
+
+use serde_json::Value;
+use std::process::{Command, Output};
+
+fn cluster(arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kvbench"));
+    command.arg("cluster").args(arguments).output().expect("kvbench starts")
+}
+
+fn results(arguments: &[&str]) -> Vec<Value> {
+    let output = cluster(&[arguments, &["--json"]].concat());
+    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{arguments:?}: {err}");
+    out.lines().map(|line| serde_json::from_str(line).expect("a JSON object per line")).collect()
+}
+
+fn number(result: &Value, field: &str) -> f64 {
+    result[field].as_f64().unwrap_or_else(|| panic!("{field} in {result}"))
+}
+
+/// Asserts that two runs gave the same figures, but for times.
+fn assert_repeats(arguments: &[&str]) {
+    let without_times = |mut found: Vec<Value>| {
+        for result in &mut found {
+            let fields = result.as_object_mut().expect("an object");
+            fields
+                .retain(|field, _| !field.ends_with("_s") && !field.ends_with("_us") && !field.starts_with("ratio_t"));
+        }
+        found
+    };
+    assert_eq!(without_times(results(arguments)), without_times(results(arguments)), "{arguments:?}");
+}
+
+#[test]
+fn build_gives_clusters_within_their_limits() {
+    let arguments = ["build", "--entries", "3000", "--queries", "96", "--heads", "2", "--dim", "16"];
+    let found = results(&[&arguments[..], &["--sweep", "--normalisation", "frequency,jaccard"]].concat());
+    let (kmeans, medoids) = found.split_last().expect("results");
+    assert_eq!(medoids.len(), 12);
+    for result in medoids {
+        let limit = |field: &str| result[field].as_f64().unwrap_or(f64::INFINITY);
+        assert!(number(result, "largest") <= limit("max_size"), "{result}");
+        assert!(number(result, "stored_per_activated") <= limit("memberships"), "{result}");
+        assert!(number(result, "stored_per_entry") >= 1.0 && number(result, "never_activated") > 0.0, "{result}");
+        // A count of common queries is whole, so a mean size may be out of reach without limits.
+        assert!((4.0..20.0).contains(&number(result, "mean_size")), "{result}");
+        assert!(number(result, "one_radius_cpu_s") > 0.0 && number(result, "build_bytes") > 0.0, "{result}");
+    }
+    assert_eq!((number(kmeans, "heads"), number(kmeans, "clusters")), (2.0, 187.0), "{kmeans}");
+    assert!((0.9..1.1).contains(&number(kmeans, "ratio_lloyd")), "{kmeans}");
+    assert_repeats(&arguments);
+}
+
+#[test]
+fn wrong_arguments_are_refused() {
+    for (arguments, why) in [
+        (&["build", "--memberships", "0"][..], "none"),
+        (&["build", "--overlap", "0.5", "--entries", "100"], "overlap is 0.5"),
+        (&["build", "--mean-size", "17", "--entries", "100"], "mean size of 17"),
+        (&["build", "--file", "/nowhere"], "--file /nowhere"),
+    ] {
+        let output = cluster(arguments);
+        let err = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && err.contains(why), "{arguments:?}: {err}");
+    }
+}
