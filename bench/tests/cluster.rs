@@ -53,6 +53,22 @@ fn build_gives_clusters_within_their_limits() {
 }
 
 #[test]
+fn select_scores_fewer_rows_than_entries() {
+    let arguments = ["select", "--entries", "1000,4000", "--clustered", "2000", "--working-set", "1MiB"];
+    let arguments = [&arguments[..], &["--rounds", "2", "--dim", "32", "--queries", "64"]].concat();
+    let found = results(&arguments);
+    assert_eq!(found.len(), 8);
+    for (result, index) in found.iter().zip(["keys", "medoids", "medoids", "centroids"].iter().cycle()) {
+        assert_eq!(result["index"], *index);
+        let share = number(result, "rows") / number(result, "entries");
+        assert!(share == 1.0 || (0.05..0.8).contains(&share), "{result}");
+        assert!(number(result, "score_us") > 0.0 && number(result, "index_bytes") == number(result, "rows") * 64.0);
+    }
+    assert_eq!(number(&found[0], "ratio_time"), 1.0);
+    assert_repeats(&arguments);
+}
+
+#[test]
 fn wrong_arguments_are_refused() {
     for (arguments, why) in [
         (&["build", "--memberships", "0"][..], "none"),

@@ -29,7 +29,10 @@ pub(super) fn layers(args: &TraceArgs, sizes: PlantedSizes) -> Result<Vec<LayerT
 }
 
 /// Plants topics, and records queries over them.
-fn planted(args: &PlantedArgs, sizes: PlantedSizes) -> Result<LayerTrace> {
+///
+/// # Errors
+/// An argument is out of range.
+pub(super) fn planted(args: &PlantedArgs, sizes: PlantedSizes) -> Result<LayerTrace> {
     let mut topics = args.topics(sizes.entries, sizes.covered)?;
     let heads = planted_heads(args, sizes)?;
     let activated = (0..sizes.queries).map(|_| topics.next_query()).collect();

@@ -3,6 +3,7 @@
 //! | file | subcommand | what it measures |
 //! |---|---|---|
 //! | `build` | `build` | medoid clusters from co-activation, and k-means |
+//! | `select` | `select` | scoring representatives against scoring all keys |
 //!
 //! 1. A layer comes from the generator of planted topics, or from a file of `kvrun profile` (`layers`).
 //! 2. The subcommand runs the algorithms of `stratakv::retrieval::clusters` on it (`layer_trace`).
@@ -15,21 +16,26 @@ mod build;
 mod layer_trace;
 mod layers;
 mod profile_file;
+mod select;
 
 use anyhow::Result;
 use build::ClusterBuildArgs;
 use clap::Subcommand;
+use select::ClusterSelectArgs;
 
 /// Subcommands of `kvbench cluster`.
 #[derive(Subcommand, Debug)]
 pub(crate) enum ClusterCommand {
     /// Measures co-activation density, medoid clusters and k-means of one layer.
     Build(ClusterBuildArgs),
+    /// Measures scoring medoids and centroids against scoring all keys.
+    Select(ClusterSelectArgs),
 }
 
 /// Runs `kvbench cluster`.
 pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Build(args) => build::run(args),
+        ClusterCommand::Select(args) => select::run(args),
     }
 }
