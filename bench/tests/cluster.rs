@@ -69,11 +69,30 @@ fn select_scores_fewer_rows_than_entries() {
 }
 
 #[test]
+fn adapt_lowers_the_variance_and_loads_less_with_a_buffer() {
+    let arguments = ["adapt", "--entries", "3000", "--prefill", "1000", "--dim", "16", "--heads", "2"];
+    let arguments = [&arguments[..], &["--shift", "0.8", "--buffer", "0,16"]].concat();
+    let found = results(&arguments);
+    let methods: Vec<_> = found.iter().map(|result| result["method"].as_str().expect("a method")).collect();
+    assert_eq!(methods, ["static", "local", "dynakv", "dynakv", "all", "all-equal"]);
+    for result in &found {
+        assert!(number(result, "variance") > 0.0 && number(result, "buffered") <= 2.0 * 16.0, "{result}");
+        assert_eq!(number(result, "splits") > 0.0, result["method"] == "dynakv", "{result}");
+        assert!(result["method"] != "dynakv" || number(result, "largest") <= 64.0, "{result}");
+        assert!(number(result, "ratio_static") >= 1.0, "{result}");
+    }
+    assert!(number(&found[3], "loaded_entries") < number(&found[2], "loaded_entries"), "{found:?}");
+    assert_eq!(number(&found[2], "buffered"), 0.0);
+    assert_repeats(&arguments);
+}
+
+#[test]
 fn wrong_arguments_are_refused() {
     for (arguments, why) in [
         (&["build", "--memberships", "0"][..], "none"),
         (&["build", "--overlap", "0.5", "--entries", "100"], "overlap is 0.5"),
         (&["build", "--mean-size", "17", "--entries", "100"], "mean size of 17"),
+        (&["adapt", "--prefill", "100", "--entries", "100"], "--prefill 100"),
         (&["build", "--file", "/nowhere"], "--file /nowhere"),
     ] {
         let output = cluster(arguments);

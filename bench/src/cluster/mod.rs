@@ -3,6 +3,7 @@
 //! | file | subcommand | what it measures |
 //! |---|---|---|
 //! | `build` | `build` | medoid clusters from co-activation, and k-means |
+//! | `adapt`, `growth` | `adapt` | the variance of clusters whose keys grow |
 //! | `select` | `select` | scoring representatives against scoring all keys |
 //!
 //! 1. A layer comes from the generator of planted topics, or from a file of `kvrun profile` (`layers`).
@@ -11,13 +12,16 @@
 //!
 //! Invariant: every figure but times depends on the arguments and `--seed` alone.
 
+mod adapt;
 mod args;
 mod build;
+mod growth;
 mod layer_trace;
 mod layers;
 mod profile_file;
 mod select;
 
+use adapt::ClusterAdaptArgs;
 use anyhow::Result;
 use build::ClusterBuildArgs;
 use clap::Subcommand;
@@ -28,6 +32,8 @@ use select::ClusterSelectArgs;
 pub(crate) enum ClusterCommand {
     /// Measures co-activation density, medoid clusters and k-means of one layer.
     Build(ClusterBuildArgs),
+    /// Measures the variance of clusters whose keys grow, by DynaKV and what it is compared with.
+    Adapt(ClusterAdaptArgs),
     /// Measures scoring medoids and centroids against scoring all keys.
     Select(ClusterSelectArgs),
 }
@@ -36,6 +42,7 @@ pub(crate) enum ClusterCommand {
 pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Build(args) => build::run(args),
+        ClusterCommand::Adapt(args) => adapt::run(args),
         ClusterCommand::Select(args) => select::run(args),
     }
 }
