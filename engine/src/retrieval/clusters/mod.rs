@@ -10,6 +10,8 @@
 //! | `closeness` | distances and radius, in integers | SWARM, equations 2 and 3 |
 //! | `ranked` | the density of entries | SWARM, equation 4 |
 //! | `swarm` | medoid clusters | SWARM, Algorithm 1 |
+//! | `maintenance` | clusters of new entries | SWARM, section 6.2 |
+//! | `recent_steps` | which of the last steps activated an item | |
 //! | `nearest_key` | clusters of entries that no query activated | |
 //! | `kmeans` | clusters of similar keys | DynaKV, section 4.1 |
 //! | `cluster_stats` | size, centroid and variance of a cluster | DynaKV, section 4.2 |
@@ -33,10 +35,12 @@ mod coactivation;
 mod key_matrix;
 mod kmeans;
 mod lists;
+mod maintenance;
 mod nearest_key;
 mod planted;
 mod random;
 mod ranked;
+mod recent_steps;
 mod swarm;
 
 pub use activation::ActivationRule;
@@ -48,5 +52,6 @@ pub use coactivation::{CoActivation, MAX_PROFILE_ENTRIES, MAX_PROFILE_QUERIES};
 pub use key_matrix::MAX_KEY_MAGNITUDE;
 pub use kmeans::{KMeans, KMeansOptions};
 pub use lists::ClusterLists;
+pub use maintenance::{ClusterMaintenance, MAX_MAINTENANCE_STEPS, MaintenanceRadius};
 pub use planted::{PlantedOptions, PlantedTopics};
 pub use swarm::{MedoidClustering, MedoidClusters, MedoidOptions};
