@@ -87,6 +87,20 @@ fn adapt_lowers_the_variance_and_loads_less_with_a_buffer() {
 }
 
 #[test]
+fn distance_of_new_entries_is_lowest_by_co_activation() {
+    let arguments = ["distance", "--entries", "1024", "--new", "128", "--window", "128", "--steps", "1,4,8"];
+    let arguments = [&arguments[..], &["--recall", "0.95", "--overlap", "1", "--drift", "0.00001"]].concat();
+    let found = results(&arguments);
+    assert_eq!(found.len(), 3);
+    for (result, steps) in found.iter().zip([1.0, 4.0, 8.0]) {
+        assert_eq!((number(result, "steps"), number(result, "entries")), (steps, 1024.0 + 128.0 * steps));
+        assert!(number(result, "memberships_new") >= 1.0 && number(result, "initial_distance") > 0.0, "{result}");
+        assert!(number(result, "swarm") < number(result, "min_size"), "{result}");
+    }
+    assert_repeats(&arguments);
+}
+
+#[test]
 fn wrong_arguments_are_refused() {
     for (arguments, why) in [
         (&["build", "--memberships", "0"][..], "none"),

@@ -1,6 +1,6 @@
 //! `kvbench cluster adapt` measures the variance of clusters whose keys grow.
 //!
-//! 1. Order the keys: those of a file by token, planted ones by `--shift` between token and topic.
+//! 1. Order the keys: a file's by token, planted ones by `--shift` between token and topic.
 //! 2. Cluster the prefill of each head, and take in all other keys by each method.
 //! 3. Report the mean squared distance to the mean of the cluster, and the entries that splits had to load.
 //!
@@ -148,7 +148,7 @@ fn variance(heads: &[GrownClusters]) -> f64 {
     heads.iter().map(|head| head.squares).sum::<f64>() / members.max(1) as f64
 }
 
-/// Adds up the heads of one method. `base` has those of static clusters.
+/// Adds up the heads of one method. `base` has the heads of static clusters.
 fn summed<'a>(
     layer: &'a LayerTrace,
     prefill: usize,

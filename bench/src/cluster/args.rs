@@ -64,7 +64,15 @@ impl PlantedArgs {
     /// # Errors
     /// An argument is out of range.
     pub(super) fn topics(&self, entries: usize, covered: f64) -> Result<PlantedTopics> {
-        let per = |entries_each: usize| (entries / entries_each).max(1);
+        self.topics_for(entries, entries, covered)
+    }
+
+    /// Returns the generator of `entries` entries, with as many topics as suit `scale` entries.
+    ///
+    /// # Errors
+    /// An argument is out of range.
+    pub(super) fn topics_for(&self, entries: usize, scale: usize, covered: f64) -> Result<PlantedTopics> {
+        let per = |entries_each: usize| (scale / entries_each).max(1);
         Ok(PlantedTopics::new(PlantedOptions {
             entries,
             topics: self.topics.unwrap_or_else(|| per(16)),

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `build` | `build` | medoid clusters from co-activation, and k-means |
 //! | `adapt`, `growth` | `adapt` | the variance of clusters whose keys grow |
+//! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
 //! | `select` | `select` | scoring representatives against scoring all keys |
 //!
 //! 1. A layer comes from the generator of planted topics, or from a file of `kvrun profile` (`layers`).
@@ -15,6 +16,7 @@
 mod adapt;
 mod args;
 mod build;
+mod distance;
 mod growth;
 mod layer_trace;
 mod layers;
@@ -25,6 +27,7 @@ use adapt::ClusterAdaptArgs;
 use anyhow::Result;
 use build::ClusterBuildArgs;
 use clap::Subcommand;
+use distance::ClusterDistanceArgs;
 use select::ClusterSelectArgs;
 
 /// Subcommands of `kvbench cluster`.
@@ -34,6 +37,8 @@ pub(crate) enum ClusterCommand {
     Build(ClusterBuildArgs),
     /// Measures the variance of clusters whose keys grow, by DynaKV and what it is compared with.
     Adapt(ClusterAdaptArgs),
+    /// Measures how far new entries are from the medoids of the clusters that they join.
+    Distance(ClusterDistanceArgs),
     /// Measures scoring medoids and centroids against scoring all keys.
     Select(ClusterSelectArgs),
 }
@@ -43,6 +48,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Build(args) => build::run(args),
         ClusterCommand::Adapt(args) => adapt::run(args),
+        ClusterCommand::Distance(args) => distance::run(args),
         ClusterCommand::Select(args) => select::run(args),
     }
 }
