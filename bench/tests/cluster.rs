@@ -101,6 +101,27 @@ fn distance_of_new_entries_is_lowest_by_co_activation() {
 }
 
 #[test]
+fn layout_lengthens_runs_by_clusters() {
+    let arguments = ["layout", "--entries", "4096", "--queries", "96", "--dim", "16", "--mean-size", "16"];
+    let arguments = [&arguments[..], &["--kind", "kmeans,medoids"]].concat();
+    let found = results(&arguments);
+    assert_eq!(found.len(), 10);
+    for kind in found.chunks(5) {
+        let layouts: Vec<_> = kind.iter().map(|result| result["layout"].as_str().expect("a layout")).collect();
+        assert_eq!(layouts, ["tokens", "groups", "scattered", "clusters", "chained"]);
+        for result in kind {
+            let read = number(result, "mean_run") * number(result, "requests_per_query");
+            assert!((read / number(result, "entries_per_query") - 1.0).abs() < 0.01, "{result}");
+            assert!(number(result, "longest_run") >= number(result, "mean_run"), "{result}");
+            assert!(number(result, "activated_share") <= 1.0, "{result}");
+        }
+        let run = |at: usize| number(&kind[at], "mean_run");
+        assert!(run(2) < run(3) && run(3) <= run(4), "{kind:?}");
+    }
+    assert_repeats(&arguments);
+}
+
+#[test]
 fn wrong_arguments_are_refused() {
     for (arguments, why) in [
         (&["build", "--memberships", "0"][..], "none"),

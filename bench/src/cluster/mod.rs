@@ -5,6 +5,7 @@
 //! | `build` | `build` | medoid clusters from co-activation, and k-means |
 //! | `adapt`, `growth` | `adapt` | the variance of clusters whose keys grow |
 //! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
+//! | `layout` | `layout` | the length of reads by the order of clusters |
 //! | `select` | `select` | scoring representatives against scoring all keys |
 //!
 //! 1. A layer comes from the generator of planted topics, or from a file of `kvrun profile` (`layers`).
@@ -16,11 +17,14 @@
 mod adapt;
 mod args;
 mod build;
+mod clustered;
 mod distance;
 mod growth;
 mod layer_trace;
 mod layers;
+mod layout;
 mod profile_file;
+mod retrievals;
 mod select;
 
 use adapt::ClusterAdaptArgs;
@@ -28,6 +32,7 @@ use anyhow::Result;
 use build::ClusterBuildArgs;
 use clap::Subcommand;
 use distance::ClusterDistanceArgs;
+use layout::ClusterLayoutArgs;
 use select::ClusterSelectArgs;
 
 /// Subcommands of `kvbench cluster`.
@@ -39,6 +44,8 @@ pub(crate) enum ClusterCommand {
     Adapt(ClusterAdaptArgs),
     /// Measures how far new entries are from the medoids of the clusters that they join.
     Distance(ClusterDistanceArgs),
+    /// Measures how long the reads of retrieved clusters are, by the order of clusters.
+    Layout(ClusterLayoutArgs),
     /// Measures scoring medoids and centroids against scoring all keys.
     Select(ClusterSelectArgs),
 }
@@ -49,6 +56,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         ClusterCommand::Build(args) => build::run(args),
         ClusterCommand::Adapt(args) => adapt::run(args),
         ClusterCommand::Distance(args) => distance::run(args),
+        ClusterCommand::Layout(args) => layout::run(args),
         ClusterCommand::Select(args) => select::run(args),
     }
 }
