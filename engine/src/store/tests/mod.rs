@@ -1,4 +1,12 @@
-//! Reads of copies whose device is late or fails.
+//! A store whose devices are late, fail or hold damaged frames.
+//!
+//! - This file reads from other copies while a device is late or fails. Nothing stays held afterwards.
+//! - `cleaning` cleans segments with damaged frames.
+//! - `commits` orders commits.
+//! - `copies` changes and reads copies.
+//! - `opening` opens stores.
+//!
+//! Tests that measure lateness hold [`ALONE`], so that one runs at a time.
 
 mod cleaning;
 mod commits;
