@@ -11,9 +11,10 @@ use stratakv_format::export::{
 };
 use stratakv_format::features::Features;
 use stratakv_format::frame::SUMMARY_MIN_MAX;
-use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
+use stratakv_format::layout::{LAYERS_MAX, LAYOUT_BYTES_MAX, LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::page::{PAGE_CRC_OFFSET, SECTOR_BYTES};
-use stratakv_format::{DType, PAGE_BYTES, Unverified};
+use stratakv_format::rope::{ROPES_MAX, Rope};
+use stratakv_format::{DType, PAGE_BYTES, PlaneCodec, Unverified};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
 
@@ -134,6 +135,29 @@ fn file() -> Vec<u8> {
 }
 
 #[test]
+fn a_page_of_the_largest_layout_is_valid() {
+    let encoded = |layers: usize| {
+        let layer = |at: usize| LayerGeometry {
+            kv_heads: 1,
+            key_dim: 16,
+            value_dim: 16,
+            window: None,
+            rope: Some(Rope::new(16, 10_000.0 + (at % ROPES_MAX) as f64)),
+            codecs: [PlaneCodec::Int8; 2],
+        };
+        let layout = Layout { group_tokens: 64, layers: (0..layers).map(layer).collect(), ..layout() };
+        layout.check().expect("a layout");
+        layout.encoded_bytes()
+    };
+    assert_eq!(encoded(LAYERS_MAX), LAYOUT_BYTES_MAX);
+    for (bytes, is_valid) in [(LAYOUT_BYTES_MAX, true), (LAYOUT_BYTES_MAX + 1, false), (0, false)] {
+        let bytes = ExportPage { layout_bytes: U32::new(bytes as u32), ..page() }.encode();
+        let page = Unverified::<ExportPage>::at_front(&bytes, "export page").expect("a page");
+        assert_eq!(page.verify().is_ok(), is_valid);
+    }
+}
+
+#[test]
 #[ignore = "writes the golden file if it does not exist yet"]
 fn generate_writes_the_golden_file() {
     fs::create_dir_all(golden().parent().expect("a directory")).expect("the directory");
@@ -213,7 +237,7 @@ proptest! {
         bytes[PAGE_CRC_OFFSET..SECTOR_BYTES].copy_from_slice(&crc.to_le_bytes());
         if let Ok(page) = Unverified::<ExportPage>::at_front(&bytes, "page").and_then(|page| page.verify()) {
             prop_assert_eq!(page.encode(), bytes);
-            prop_assert!(page.layout_bytes.get() as usize <= 48 + 12 * 1024 && page.key_bytes.get() <= 512);
+            prop_assert!(page.layout_bytes.get() as usize <= LAYOUT_BYTES_MAX && page.key_bytes.get() <= 512);
             prop_assert!(page.state_bytes.get() <= 65_536 && page.tokens.get() <= 1 << 48);
         }
     }

@@ -281,6 +281,7 @@ fn limits_match_the_code() {
         ("INDEX_MAX", u64::from(ids::INDEX_MAX)),
         ("TOKENS_MAX", frame::TOKENS_MAX),
         ("LAYERS_MAX", layout::LAYERS_MAX as u64),
+        ("LAYOUT_BYTES_MAX", layout::LAYOUT_BYTES_MAX as u64),
         ("KV_HEADS_MAX", u64::from(layout::KV_HEADS_MAX)),
         ("HEAD_DIM_MAX", u64::from(layout::HEAD_DIM_MAX)),
         ("GROUP_TOKENS_MAX", u64::from(layout::GROUP_TOKENS_MAX)),

@@ -4,7 +4,7 @@ use super::SUMMARIES_KNOWN;
 use crate::error::FormatError;
 use crate::features::Features;
 use crate::frame::{CALLER_STATE_BYTES_MAX, TOKENS_MAX};
-use crate::layout::{LAYERS_MAX, RawLayer, RawLayoutHeader};
+use crate::layout::LAYOUT_BYTES_MAX;
 use crate::manifest::KEY_BYTES_MAX;
 use crate::page::PAGE_BYTES;
 use crate::verify::{Unverified, Verified, check_page, check_zeros, seal_page};
@@ -81,9 +81,8 @@ impl Unverified<'_, ExportPage> {
         if page.token_ids.get() > TOKENS_MAX {
             return Err(FormatError::range("token ids", 80, TOKENS_MAX, page.token_ids.get()));
         }
-        let layout_max = size_of::<RawLayoutHeader>() + LAYERS_MAX * size_of::<RawLayer>();
-        if page.layout_bytes.get() as usize > layout_max || page.layout_bytes.get() == 0 {
-            return range("layout bytes", 112, layout_max, page.layout_bytes);
+        if page.layout_bytes.get() as usize > LAYOUT_BYTES_MAX || page.layout_bytes.get() == 0 {
+            return range("layout bytes", 112, LAYOUT_BYTES_MAX, page.layout_bytes);
         }
         if page.key_bytes.get() as usize > KEY_BYTES_MAX {
             return range("key bytes", 116, KEY_BYTES_MAX, page.key_bytes);

@@ -152,7 +152,7 @@ impl RawLayer {
 }
 
 /// Returns the bytes of an encoded layout.
-const fn encoded_bytes(layers: usize, ropes: usize, codecs: bool) -> usize {
+pub(super) const fn encoded_bytes(layers: usize, ropes: usize, codecs: bool) -> usize {
     let codecs = if codecs { layers * size_of::<RawCodecs>() } else { 0 };
     size_of::<RawLayoutHeader>() + layers * size_of::<RawLayer>() + ropes * size_of::<RawRope>() + codecs
 }

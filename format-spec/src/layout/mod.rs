@@ -47,11 +47,13 @@ pub use raw::{
 
 use crate::codec::{PlaneCodec, PlaneShape};
 use crate::dtype::DType;
-use crate::rope::Rope;
+use crate::rope::{ROPES_MAX, Rope};
 use alloc::vec::Vec;
 
 /// The most layers.
 pub const LAYERS_MAX: usize = 1024;
+/// The most bytes of an encoded layout: all layers, rotations and codecs.
+pub const LAYOUT_BYTES_MAX: usize = encoding::encoded_bytes(LAYERS_MAX, ROPES_MAX, true);
 /// The most KV heads of a layer.
 pub const KV_HEADS_MAX: u16 = 128;
 /// The greatest head dim of keys or values.
