@@ -60,7 +60,7 @@ codes! {
     ManifestPage = "manifest-page";
     /// A batch of a manifest copy is damaged, missing or different from the other copies.
     ManifestBatch = "manifest-batch";
-    /// A manifest record is invalid or contradicts the records before it.
+    /// A manifest record is invalid or contradicts the records before it (a note: a counter is below an id in use).
     ManifestRecord = "manifest-record";
     /// The end of a manifest copy was torn by a crash (a note: such an end is legal).
     ManifestTail = "manifest-tail";

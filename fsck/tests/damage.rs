@@ -225,20 +225,39 @@ fn records_that_contradict_earlier_records_are_damage() {
     let free =
         m::SegmentFree { generation: U64::new(3), segment: U32::new(0), device: 0.into(), removed: 0, reserved: 0 };
     assert_damage(&with(|r| r.push(Kind::SegmentFree, &free, &[])), bad);
-    let counters = m::Counters {
-        next_frame: U64::new(3),
-        next_sequence: U64::new(4),
-        next_lsn: U64::new(4),
-        lifetime_bytes: U64::new(0),
-        next_layout: U32::new(2),
-        reserved: U32::new(0),
-    };
-    assert_damage(&with(|r| r.push(Kind::Counters, &counters, &[])), bad);
     let end = m::CheckpointEnd { records: U64::new(0) };
     assert_damage(&with(|r| r.push(Kind::CheckpointEnd, &end, &[])), bad);
     // The named successor does not exist.
     let next = m::Superseded { generation: U64::new(2), nonce: U64::new(1) };
     assert_damage(&with(|r| r.push(Kind::Superseded, &next, &[])), Code::MissingFile);
+}
+
+/// Recovery takes the maximum of a counter and the ids of other records.
+#[test]
+fn a_counter_below_the_ids_in_use_or_below_an_earlier_counter_is_a_note() {
+    let counters = |next: u64| m::Counters {
+        next_frame: U64::new(next),
+        next_sequence: U64::new(40),
+        next_lsn: U64::new(40),
+        lifetime_bytes: U64::new(0),
+        next_layout: U32::new(2),
+        reserved: U32::new(0),
+    };
+    // The store has frames up to 3.
+    for (given, earlier, expected) in [(3, None, 4), (30, Some(31), 31), (4, None, 4), (31, Some(31), 31)] {
+        let report = with(|r| {
+            earlier.into_iter().for_each(|earlier| r.push(Kind::Counters, &counters(earlier), &[]));
+            r.push(Kind::Counters, &counters(given), &[]);
+        });
+        assert!(report.clean && report.exit_code == EXIT_CLEAN, "{}", report.to_text());
+        let notes: Vec<_> = report.findings.iter().filter(|finding| finding.code == Code::ManifestRecord).collect();
+        assert_eq!(notes.len(), usize::from(given < expected), "{}", report.to_text());
+        for note in notes {
+            let named =
+                note.message.contains(&format!("{given} as the next frame id, but other records imply {expected}"));
+            assert!(note.severity == Severity::Note && named, "{}", note.message);
+        }
+    }
 }
 
 #[test]

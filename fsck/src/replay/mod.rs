@@ -28,10 +28,9 @@ pub(crate) struct Replay<'a> {
     pub(crate) state: State,
     limits: StoreLimits,
     sink: &'a Sink,
-    counters: Option<m::Counters>,
-    /// True if the current run of batches has a `Counters` record.
-    counters_in_run: bool,
-    /// One past the highest frame id, sequence id, LSN and layout id seen, as in [`COUNTER_NAMES`].
+    /// The numbers of the last `Counters` record in the current run of batches, as in [`COUNTER_NAMES`].
+    counters: Option<[u64; 4]>,
+    /// The next frame id, sequence id, LSN and layout id of a reader: the maximum of all records so far.
     ends: [u64; 4],
     checkpoint_done: bool,
 }
@@ -44,15 +43,7 @@ const LAYOUT_ID: usize = 3;
 
 impl<'a> Replay<'a> {
     pub(crate) fn new(limits: StoreLimits, sink: &'a Sink) -> Self {
-        Self {
-            state: State::default(),
-            limits,
-            sink,
-            counters: None,
-            counters_in_run: false,
-            ends: [1; 4],
-            checkpoint_done: false,
-        }
+        Self { state: State::default(), limits, sink, counters: None, ends: [1; 4], checkpoint_done: false }
     }
 
     /// Applies the records of the batch at `offset` of `file`. `is_last` tells that no batch follows it.
@@ -97,23 +88,16 @@ impl<'a> Replay<'a> {
         self.checkpoint_done
     }
 
-    /// Returns a finding for each counter of the run that is not past every id in use.
+    /// Returns a note for each counter of the run that other records exceed. Readers take the maximum, so it is no
+    /// damage.
     fn check_counters(&mut self) -> Vec<Finding> {
         let mut findings = Vec::new();
-        if std::mem::take(&mut self.counters_in_run)
-            && let Some(counters) = &self.counters
+        for (name, (given, end)) in COUNTER_NAMES.iter().zip(self.counters.take().into_iter().flatten().zip(self.ends))
         {
-            let given = [
-                counters.next_frame.get(),
-                counters.next_sequence.get(),
-                counters.next_lsn.get(),
-                u64::from(counters.next_layout.get()),
-            ];
-            for (name, (given, end)) in COUNTER_NAMES.iter().zip(given.into_iter().zip(self.ends)) {
-                if given < end {
-                    let text = format!("the counters name {given} as the next {name}, but {} is in use", end - 1);
-                    findings.push(Finding::damage(Code::ManifestRecord, text).values(end, given));
-                }
+            if given < end {
+                let text =
+                    format!("the counters name {given} as the next {name}, but other records imply {end}, which holds");
+                findings.push(Finding::note(Code::ManifestRecord, text).values(end, given));
             }
         }
         findings
@@ -231,15 +215,15 @@ impl<'a> Replay<'a> {
 
     fn apply_counters(&mut self, counters: &m::Counters) -> RecordResult {
         require(counters.reserved.get() == 0, reserved_byte)?;
-        let old = self.counters.replace(*counters);
-        self.counters_in_run = true;
-        let decreases = old.is_some_and(|old| {
-            old.next_frame.get() > counters.next_frame.get()
-                || old.next_sequence.get() > counters.next_sequence.get()
-                || old.next_lsn.get() > counters.next_lsn.get()
-                || old.next_layout.get() > counters.next_layout.get()
-        });
-        require(!decreases, || "a counter decreases".into())
+        let given = [
+            counters.next_frame.get(),
+            counters.next_sequence.get(),
+            counters.next_lsn.get(),
+            u64::from(counters.next_layout.get()),
+        ];
+        self.ends.iter_mut().zip(given).for_each(|(end, given)| *end = given.max(*end));
+        self.counters = Some(given);
+        Ok(())
     }
 
     fn apply_checkpoint_end(&mut self, end: &m::CheckpointEnd, ends_run: bool) -> RecordResult {

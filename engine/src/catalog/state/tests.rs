@@ -26,6 +26,25 @@ fn check(catalog: &Catalog) {
     assert!(placed <= catalog.segments.len() * 64, "at most one frame per page");
 }
 
+#[test]
+fn counters_below_the_ids_in_use_leave_the_numbers_as_they_are() {
+    let record = |next: u64| m::Counters {
+        next_frame: U64::new(next),
+        next_sequence: U64::new(next),
+        next_lsn: U64::new(next),
+        lifetime_bytes: U64::new(next),
+        next_layout: U32::new(next as u32),
+        reserved: U32::new(0),
+    };
+    let mut catalog = Catalog::default();
+    for (given, expected) in [(9, 9), (5, 9), (12, 12), (0, 12)] {
+        catalog.apply(&Record::Counters(&record(given))).unwrap();
+        let c = catalog.counters;
+        let found = [c.frame, c.sequence, c.lsn, c.lifetime_bytes, u64::from(c.layout)];
+        assert_eq!(found, [expected; 5]);
+    }
+}
+
 proptest! {
     #[test]
     fn the_catalog_tracks_idle_segments_and_the_frames_of_each_segment(
