@@ -255,7 +255,7 @@ device_counters! {
     submissions,
     /// Attempts repeated after EINTR or EAGAIN.
     retries,
-    /// Blocks or reads of this device that were read from another copy instead.
+    /// Blocks or reads of this device that a copy on another device gave, because the copy here failed or was damaged.
     other_copies,
     /// Late parts of reads that were read from other copies as well.
     hedged,

@@ -133,7 +133,7 @@ impl Devices {
         }
     }
 
-    /// Counts a read of a device that another copy had to answer.
+    /// Counts a block or read of a device that a copy on another device gave.
     pub(crate) fn count_other_copy(&self, index: DeviceIndex) {
         if let Ok(device) = self.get(index) {
             device.counters.other_copies.add(1);

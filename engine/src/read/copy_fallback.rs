@@ -37,7 +37,7 @@ pub(super) fn recover(
         failed = Vec::new();
         for (retry, outcome) in ready.into_iter().zip(outcomes) {
             match outcome {
-                Ok(()) => given_elsewhere(devices, retry.read),
+                Ok(()) => given_elsewhere(devices, &retry.read.frame, usize::from(retry.read.copy)),
                 Err(_) => failed.push(retry),
             }
         }
@@ -55,10 +55,10 @@ struct CopyRetry<'a> {
     error: Error,
 }
 
-/// Counts that another copy gave what this read did not, and marks the copy as a suspect.
-pub(super) fn given_elsewhere(devices: &Devices, read: &PlannedRead) {
-    devices.suspects.add(&read.frame, usize::from(read.copy));
-    devices.count_other_copy(read.segment.key.0);
+/// Counts that another copy gave what this copy did not, and marks this one as a suspect.
+pub(super) fn given_elsewhere(devices: &Devices, frame: &FrameBody, copy: usize) {
+    devices.suspects.add(frame, copy);
+    devices.count_other_copy(frame.copy(copy).0.key.0);
 }
 
 /// Returns the other copies of a frame in the order to try: those on sound devices with the shortest queues first.
@@ -113,8 +113,8 @@ pub(super) fn until_good(
     let mut last = Ok(false);
     let good = first_good(own, other_copies(devices, frame, own), |copy, _| {
         let (segment, first) = (frame.copy(copy).0, frame.offset_in(copy, frame.readable(offset, bytes).start));
-        if let Ok(device) = devices.get(segment.key.0) {
-            if copy == own { &device.counters.rereads } else { &device.counters.other_copies }.add(1);
+        if let (true, Ok(device)) = (copy == own, devices.get(segment.key.0)) {
+            device.counters.rereads.add(1);
         }
         match reader.read_into(segment, first, (&mut *buffer, range.clone())) {
             Ok(()) if !is_bad(buffer) => return Ok(copy),
@@ -131,7 +131,7 @@ pub(super) fn until_good(
         into.copy_from_slice(from);
     }
     if copy != own {
-        devices.suspects.add(frame, own);
+        given_elsewhere(devices, frame, own);
     }
     Ok(true)
 }

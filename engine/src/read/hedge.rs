@@ -99,7 +99,9 @@ impl ReadTicket {
         }
         let won = self.hedges.won(index);
         if won {
-            failed.iter().for_each(|read| copy_fallback::given_elsewhere(&self.devices, read));
+            for read in failed {
+                copy_fallback::given_elsewhere(&self.devices, &read.frame, usize::from(read.copy));
+            }
         }
         won
     }

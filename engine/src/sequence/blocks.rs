@@ -39,7 +39,8 @@ impl ScanPart {
 /// more, because the damage may have happened on the way.
 ///
 /// # Errors
-/// The error of the first copy, if every copy fails.
+/// The error of the first copy, if every copy fails. [`MemoryLimit`](crate::ErrorKind::MemoryLimit),
+/// [`Busy`](crate::ErrorKind::Busy): there is no buffer for the read.
 pub(super) fn read_block(
     devices: &Devices,
     layer: &LayerState,
@@ -47,16 +48,20 @@ pub(super) fn read_block(
     tokens: u64,
     place: &BlockPlace,
 ) -> Result<Vec<u8>> {
-    let copies = place.frame.copies();
-    first_good(0, 1..copies, |copy, again| {
+    let (copies, mut failed) = (place.frame.copies(), Vec::new());
+    let block = first_good(0, 1..copies, |copy, again| {
         read_block_copy(devices, layer, (group, part), tokens, place, copy).map_err(|e| {
-            let fault = CopyFault::counted(devices, place.frame.copy(copy).0.key.0, e);
-            if copies > 1 && (again || !matches!(fault, CopyFault::Reread(_))) {
+            let device = place.frame.copy(copy).0.key.0;
+            let fault = CopyFault::counted(devices, device, e);
+            if copies > 1 && fault.ends_copy(again) {
                 devices.suspects.add(&place.frame, copy);
+                failed.push(device);
             }
             fault
         })
-    })
+    })?;
+    failed.into_iter().for_each(|device| devices.count_other_copy(device));
+    Ok(block)
 }
 
 fn read_block_copy(

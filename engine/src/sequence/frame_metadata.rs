@@ -177,7 +177,7 @@ impl Sequence {
             return front.inspect_err(|e| devices.count_damage(reference.meta.location.device, e));
         }
         let mut first_read = Some(front);
-        let mut second_best = None;
+        let (mut second_best, mut failed) = (None, Vec::new());
         let good = first_good(0, 1..reference.copies.len(), |_, _| {
             let front = match first_read.take() {
                 Some(front) => front,
@@ -196,15 +196,22 @@ impl Sequence {
             });
             good.map_err(|e| {
                 let device = reference.meta.location.device;
-                devices.count_damage(device, &e);
-                devices.suspects.add_at(reference.id, device);
-                devices.count_other_copy(device);
-                CopyFault::Next(e)
+                match CopyFault::counted(devices, device, e) {
+                    CopyFault::Reread(e) | CopyFault::Next(e) => {
+                        devices.suspects.add_at(reference.id, device);
+                        failed.push(device);
+                        CopyFault::Next(e)
+                    }
+                    stop => stop,
+                }
             })
         });
         let e = match good {
             Err(e) => e,
-            good => return good,
+            Ok(front) => {
+                failed.into_iter().for_each(|device| devices.count_other_copy(device));
+                return Ok(front);
+            }
         };
         let Some((place, bytes)) = second_best else { return Err(e) };
         for _ in 0..reference.copies.len() {

@@ -15,11 +15,26 @@ pub(crate) enum CopyFault<E = Error> {
 }
 
 impl CopyFault {
-    /// Returns the fault for an error of a copy, and counts damage on the device that holds it. A damaged copy is read
-    /// once more.
+    /// Returns the fault for an error of a read, and counts damage on the device that holds the copy.
+    ///
+    /// A damaged copy is read once more. A read that found no memory says nothing about the copy, and another copy
+    /// needs as much.
     pub(crate) fn counted(devices: &Devices, device: DeviceIndex, e: Error) -> Self {
         devices.count_damage(device, &e);
-        if e.kind() == ErrorKind::Corruption { Self::Reread(e) } else { Self::Next(e) }
+        match e.kind() {
+            ErrorKind::Corruption => Self::Reread(e),
+            ErrorKind::MemoryLimit | ErrorKind::Busy => Self::Stop(e),
+            _ => Self::Next(e),
+        }
+    }
+
+    /// Returns whether this copy is done with after the fault: `again` tells that it was read for the second time.
+    pub(crate) fn ends_copy(&self, again: bool) -> bool {
+        match self {
+            Self::Reread(_) => again,
+            Self::Next(_) => true,
+            Self::Stop(_) => false,
+        }
     }
 }
 

@@ -1,16 +1,18 @@
 //! Changes of copies in commits.
 
-use super::{GROUP, GROUPS, Store, filled};
+use super::{GROUP, GROUPS, Store, filled, read};
 use crate::catalog::FrameMeta;
 use crate::error::ErrorKind;
+use crate::io::buffer::SLAB_BYTES;
 use crate::log::{CommitRequest, CopyChange, Writer, allocate, places};
 use crate::metrics::lock;
 use crate::options::ByteSize;
 use crate::plan::SelectRequest;
 use crate::sequence::OpenSequence;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::time::{Duration, Instant};
-use stratakv_format::{DeviceIndex, FrameId, segment};
+use stratakv_format::{DeviceIndex, FrameId, PAGE_BYTES, segment};
 
 fn first_frame(store: &Store) -> (FrameId, FrameMeta) {
     let catalog = lock(&store.inner.catalog);
@@ -50,6 +52,56 @@ fn two_changes_of_a_frame_in_one_commit() {
     let store = options.memory_limit(ByteSize::mib(32)).read_only(true).open().unwrap();
     assert_eq!(places(&lock(&store.inner.catalog).frames[&id]), wanted[0]);
     assert_eq!(store.open_sequence("s", OpenSequence::new()).unwrap().len(), GROUPS * GROUP as u64);
+}
+
+/// Overwrites the middle page of every copy on a device, which holds groups.
+fn damage_device(store: &Store, dir: &Path, device: u16) {
+    let copies: Vec<_> = lock(&store.inner.catalog).frames.values().flat_map(places).collect();
+    for (location, _) in copies.into_iter().filter(|(location, _)| location.device.0 == device) {
+        let path = dir.join(device.to_string()).join(segment::file_name(location.segment));
+        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
+        file.write_all_at(&[0xee; 4096], location.offset() + location.bytes() / 8192 * 4096).unwrap();
+        file.sync_all().unwrap();
+    }
+}
+
+#[test]
+fn reads_that_another_copy_gives_count_on_the_device_whose_copy_is_damaged() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mut sequence) = filled(dir.path(), 2);
+    let counted = || store.status().devices.iter().map(|device| device.counters.other_copies).collect::<Vec<_>>();
+    // No repair replaces the damaged copies meanwhile.
+    let one = lock(&store.inner.locks.repairing);
+    damage_device(&store, dir.path(), 0);
+    for _ in 0..4 {
+        read(&store, &sequence, &(0..GROUPS).collect::<Vec<_>>());
+    }
+    let by_reads = counted();
+    assert!(by_reads[0] > 0 && by_reads[1] == 0, "{by_reads:?}");
+    // Blocks that the sequence reads for itself count alike.
+    for group in (0..GROUPS).rev() {
+        sequence.truncate(group * GROUP as u64 + 3).unwrap();
+    }
+    let by_sequence = counted();
+    assert!(by_sequence[0] > by_reads[0] && by_sequence[1] == 0, "{by_sequence:?}");
+    drop(one);
+}
+
+#[test]
+fn a_copy_is_no_suspect_because_no_buffer_was_free() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mut sequence) = filled(dir.path(), 2);
+    let one = lock(&store.inner.locks.repairing);
+    store.inner.devices.suspects.take();
+    let arena = &store.inner.devices.arena;
+    let slabs: Vec<_> = std::iter::from_fn(|| arena.lease(SLAB_BYTES).ok()).collect();
+    let pages: Vec<_> = std::iter::from_fn(|| arena.lease(PAGE_BYTES).ok()).collect();
+    let error = sequence.truncate(GROUPS / 2 * GROUP as u64 + 3).unwrap_err();
+    assert!(matches!(error.kind(), ErrorKind::Busy | ErrorKind::MemoryLimit), "{error}");
+    assert!(store.inner.devices.suspects.take().is_empty());
+    drop((slabs, pages));
+    sequence.truncate(GROUPS / 2 * GROUP as u64 + 3).unwrap();
+    drop(one);
 }
 
 /// A frame that is damaged in the same place of every copy is copied once. A call of `repair` tries it again.
