@@ -12,6 +12,7 @@
 //! - Every byte is verified against its checksum before it is written (see [`super::frame_copy`]).
 //! - A block that is damaged in the victim is read from another copy of its frame. If no copy has it, the segment is
 //!   marked stuck, because moving its other frames would gain nothing.
+//! - A copy that was found bad and stays where it is becomes a suspect, so that the next repair looks at it.
 //!
 //! Source of the victim score: Rosenblum and Ousterhout, "The design and implementation of a log-structured file
 //! system" (SOSP 1991), sections 3.4 and 3.5, with a constant added to the age.
@@ -140,12 +141,9 @@ pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<
 ///
 /// The others are read only where that one is damaged or unreadable.
 fn sources(copies: Vec<CopyAt>, meta: &FrameMeta, key: SegmentKey) -> Vec<CopySource> {
-    let source = |CopyAt { at, location }: CopyAt| {
-        let meta = FrameMeta { location, header_crc: at.header_crc, ..meta.clone() };
-        CopySource { meta, segment: at.segment }
-    };
+    let source = |CopyAt { at, location }: CopyAt| CopySource::new(meta, location, at.header_crc, at.segment);
     let mut sources: Vec<CopySource> = copies.into_iter().map(source).collect();
-    sources.sort_by_key(|source| source.segment.key != key);
+    sources.sort_by_key(|source| source.segment() != key);
     sources
 }
 
@@ -181,7 +179,14 @@ fn move_frames(
         };
         // Only the copy in this segment moves.
         let Some(at) = seen.iter().position(|(at, _)| (at.device, at.segment) == key) else { continue };
-        match copy(&inner.devices, &inner.space, *id, &sources, key.0) {
+        let copied = copy(&inner.devices, &inner.space, *id, &sources, key.0);
+        if meta.copies() > 1 {
+            // A copy that moved is good from now on.
+            let stays = |source: &&CopySource| copied.is_err() || source.segment() != key;
+            let bad = sources.iter().filter(stays).filter(|source| source.is_bad());
+            bad.for_each(|source| inner.devices.suspects.add_at(*id, source.segment().0));
+        }
+        match copied {
             Ok(Copied { location, header_crc, flight }) => {
                 // The first frame of a segment is behind its header page.
                 *opened += u64::from(location.page == 1);

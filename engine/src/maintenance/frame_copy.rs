@@ -12,7 +12,7 @@
 //! - A copy counts only when a commit names it. Until then its [`Flight`] keeps the pages.
 //! - Memory: the front of one frame and up to two chunk buffers, all taken from the memory budget.
 
-use crate::catalog::{Flight, FrameMeta, SegmentHandle};
+use crate::catalog::{Flight, FrameMeta, SegmentHandle, SegmentKey};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
@@ -21,6 +21,7 @@ use crate::layout::KvLayout;
 use crate::log::{Devices, SegmentAllocator, Writer, allocate};
 use crate::metrics::{Category, Reservation};
 use crate::read::{BlockReader, CopyFault, first_good};
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use stratakv_format::checksum::crc_with_hole;
@@ -44,8 +45,32 @@ pub(super) struct Copied {
 /// A place to read a frame from.
 pub(super) struct CopySource {
     /// The frame as if this were its first copy.
-    pub(super) meta: FrameMeta,
-    pub(super) segment: Arc<SegmentHandle>,
+    meta: FrameMeta,
+    segment: Arc<SegmentHandle>,
+    /// True once this copy was found damaged or could not be read.
+    is_bad: Cell<bool>,
+}
+
+impl CopySource {
+    /// Returns the copy of a frame at `location`.
+    pub(super) fn new(meta: &FrameMeta, location: Location, header_crc: u32, segment: Arc<SegmentHandle>) -> Self {
+        Self { meta: FrameMeta { location, header_crc, ..meta.clone() }, segment, is_bad: Cell::new(false) }
+    }
+
+    /// Returns the segment that holds the copy.
+    pub(super) fn segment(&self) -> SegmentKey {
+        self.segment.key
+    }
+
+    /// Returns whether this copy was found damaged or could not be read.
+    pub(super) fn is_bad(&self) -> bool {
+        self.is_bad.get()
+    }
+
+    /// Notes how a read of this copy failed. `again` tells that it was the second read.
+    fn note(&self, fault: &CopyFault, again: bool) {
+        self.is_bad.set(self.is_bad.get() || fault.ends_copy(again));
+    }
 }
 
 /// The state of one frame's copy or verification.
@@ -118,7 +143,7 @@ fn begin<'a>(
     let Some((first, others)) = sources.split_first() else {
         return Err(Error::new(ErrorKind::Corruption, format!("copy frame {id}: no copy can be read")));
     };
-    first_good(first, others, |from, _| {
+    first_good(first, others, |from, again| {
         let front_bytes = from.meta.front_pages as usize * PAGE_BYTES;
         let account = devices.reserve(front_bytes, Category::Other).ok_or_else(|| {
             let text = format!(
@@ -132,7 +157,11 @@ fn begin<'a>(
         match copy.read_front(front_bytes) {
             Ok(front) => Ok((copy, front, account)),
             Err(e) if e.kind() == ErrorKind::Closed => Err(CopyFault::Stop(e)),
-            Err(e) => Err(CopyFault::counted(devices, from.segment.key.0, e)),
+            Err(e) => {
+                let fault = CopyFault::counted(devices, from.segment.key.0, e);
+                from.note(&fault, again);
+                Err(fault)
+            }
         }
     })
 }
@@ -335,7 +364,7 @@ impl CopyJob<'_> {
         let mut bad: Vec<usize> = blocks.clone().collect();
         let (devices, mut is_first, mut failed) = (self.devices, true, None);
         let (from, others) = (self.from, self.sources.iter().filter(|source| !std::ptr::eq(*source, self.from)));
-        let good = first_good(from, others, |source, _| {
+        let good = first_good(from, others, |source, again| {
             // The good blocks so far stay in `kept` while the buffer takes the next read.
             let spare = (!is_first).then(|| devices.buffer(bytes)).transpose().map_err(CopyFault::Stop)?;
             let kept = spare.map(|spare| std::mem::replace(&mut self.buffer, spare));
@@ -369,7 +398,10 @@ impl CopyJob<'_> {
                 return Ok(());
             }
             // An error counts like damage here, because the second read may bring what the first did not.
-            Err(CopyFault::Reread(self.damaged("payload-checksum", offset, bytes as u64, "other bytes".into())))
+            let damage = self.damaged("payload-checksum", offset, bytes as u64, "other bytes".into());
+            let fault = CopyFault::Reread(damage);
+            source.note(&fault, again);
+            Err(fault)
         });
         // A failed read is reported rather than damage, because it may pass.
         good.map_err(|e| if e.kind() == ErrorKind::Corruption { failed.unwrap_or(e) } else { e })

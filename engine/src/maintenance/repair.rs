@@ -205,7 +205,7 @@ fn source(inner: &StoreInner, meta: &FrameMeta, (location, header_crc): CopyPlac
         Error::new(ErrorKind::NotFound, text)
     })?;
     let segment = lock(&inner.space).handle(&inner.devices, key, segment)?;
-    Ok(CopySource { meta: FrameMeta { location, header_crc, ..meta.clone() }, segment })
+    Ok(CopySource::new(meta, location, header_crc, segment))
 }
 
 /// Returns the frames with damaged, missing or misplaced copies, each with the number of copies that it should have.

@@ -104,7 +104,19 @@ fn cleaning_leaves_a_block_that_is_damaged_in_every_copy() {
     let (store, _sequence, id, meta) = half_dead(dir.path());
     let seen = places(&meta);
     seen.iter().for_each(|place| damage(dir.path(), place));
-    store.clean().unwrap();
+    {
+        // No repair takes the suspects meanwhile.
+        let _one = lock(&store.inner.locks.repairing);
+        let suspects = store.inner.devices.suspects.take();
+        assert!(suspects.iter().all(|(frame, _)| *frame != id), "{suspects:?}");
+        store.clean().unwrap();
+        let suspects = store.inner.devices.suspects.take();
+        assert!(seen.iter().all(|(at, _)| suspects.contains(&(id, at.device))), "{suspects:?}");
+        suspects.iter().for_each(|(frame, device)| store.inner.devices.suspects.add_at(*frame, *device));
+    }
     assert_eq!(store.health().stuck_segments, 2, "a segment of each device");
+    // No repair is possible, so the copies stay suspects.
+    assert_eq!(store.repair().unwrap().left, 1);
+    assert_eq!(store.health().suspect_copies, 2);
     assert_eq!(places(&lock(&store.inner.catalog).frames[&id]), seen);
 }
