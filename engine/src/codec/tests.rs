@@ -304,14 +304,8 @@ fn a_step_waits_for_each_layer_that_is_read_too_slowly() {
 }
 
 fn fill(seed: u64, len: usize) -> Vec<u8> {
-    let mut state = seed | 1;
-    let mut byte = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        (state >> 24) as u8
-    };
-    (0..len).map(|_| byte()).collect()
+    let mut random = fastrand::Rng::with_seed(seed);
+    (0..len).map(|_| random.u8(..)).collect()
 }
 
 #[test]

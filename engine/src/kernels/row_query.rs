@@ -125,7 +125,8 @@ mod tests {
             count in 0_usize..150, (offset, rest) in prop_oneof![Just((0, 0)), (0_usize..3, 0_usize..3)],
             bf in any::<bool>(), seed in any::<u64>(),
         ) {
-            let mut random = fastrand(seed);
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut random = || 2.0 * rng.f32() - 1.0;
             let query: Vec<f32> = (0..heads * per_head * dim).map(|_| random()).collect();
             let record = offset + heads * dim + rest;
             let dtype = if bf { DType::Bf16 } else { DType::F16 };
@@ -166,16 +167,6 @@ mod tests {
                     prop_assert!((f64::from(*out) - 0.5 - dot).abs() < 1e-4 * (dim as f64).max(1.0), "{out} {dot}");
                 }
             }
-        }
-    }
-
-    fn fastrand(seed: u64) -> impl FnMut() -> f32 {
-        let mut state = seed | 1;
-        move || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         }
     }
 }

@@ -227,13 +227,8 @@ mod tests {
             runs in 1_usize..4, tokens in 0_usize..40, factor in 0.0_f32..3.0, seed in any::<u64>(),
         ) {
             let Some((exponentials, weighted)) = softmax_parts() else { return Ok(()) };
-            let mut state = seed | 1;
-            let mut random = move || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-            };
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut random = move || 2.0 * rng.f32() - 1.0;
             let lanes = 16 * runs;
             let scores: Vec<f32> = (0..tokens * lanes).map(|_| 20.0 * random()).collect();
             let first: Vec<f32> = (0..lanes).map(|_| 20.0 * random()).collect();

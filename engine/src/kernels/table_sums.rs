@@ -208,13 +208,8 @@ mod tests {
             (bytes, lanes) in (1_usize..6, prop::sample::select(vec![8_usize, 16, 32, 48, 64])),
             size in -12_i32..12, tokens in 0_usize..20, seed in any::<u64>(),
         ) {
-            let mut state = seed | 1;
-            let mut random = move || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-            };
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut random = move || 2.0 * rng.f32() - 1.0;
             let size = 2.0_f32.powi(size);
             let sizes: Vec<f32> = (0..bytes * lanes).map(|_| size * random()).collect();
             let table = |i: usize| &sizes[i / (256 * lanes) * lanes..][i % lanes];

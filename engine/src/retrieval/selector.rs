@@ -349,13 +349,8 @@ mod tests {
             (groups, per_group, heads) in (1_usize..400, 1_usize..6, 1_usize..20), first in 0_usize..50,
             rise in -0.3_f32..0.3, softmax in any::<bool>(), seed in any::<u64>(),
         ) {
-            let mut state = seed | 1;
-            let mut random = move || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-            };
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut random = move || 2.0 * rng.f32() - 1.0;
             let columns = if heads == 1 { 1 } else { heads.next_multiple_of(8) };
             // The maxima rise or fall from tile to tile.
             let units: Vec<f32> = (0..groups * per_group * columns)

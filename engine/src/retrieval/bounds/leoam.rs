@@ -372,13 +372,8 @@ mod tests {
             spread in prop::sample::select(vec![0.0_f32, 0.05, 1.0]),
             steps in prop::sample::select(vec![2.0_f32, 1000.0]), seed in any::<u64>(),
         ) {
-            let mut state = seed | 1;
-            let mut random = move || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-            };
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut random = move || 2.0 * rng.f32() - 1.0;
             let shape = KeyShape { kv_heads, key_dim, group_tokens, dtype: DType::F16 };
             let [flat, tree] = summaries(shape, groups, (run, spread, steps), &mut random);
             let query: Vec<f32> = (0..kv_heads * ratio * key_dim).map(|_| 4.0 * random()).collect();

@@ -99,13 +99,8 @@ mod tests {
             kv_heads in 1_usize..3, ratio in 1_usize..3, key_dim in 1_usize..20, group_tokens in 1_usize..6,
             groups in 1_usize..10, cut in 0_usize..10, seed in any::<u64>(), magnitude in -4_i32..3,
         ) {
-            let mut state = seed | 1;
-            let mut random = || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 10_f32.powi(magnitude)
-            };
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut random = || (2.0 * rng.f32() - 1.0) * 10_f32.powi(magnitude);
             let shape = KeyShape { kv_heads, key_dim, group_tokens, dtype };
             let mut summary = BoundsSpec { levels: 4 }.layer(0, shape).unwrap();
             let mut keys = Vec::new();

@@ -310,13 +310,8 @@ mod tests {
             heads in 1_usize..4, ratio in 1_usize..4, dim in 1_usize..20, tokens in 1_usize..9,
             seed in any::<u64>(), magnitude in -6_i32..4,
         ) {
-            let mut state = seed | 1;
-            let mut random = || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                ((state >> 40) as f32 / (1 << 23) as f32 - 1.0) * 10_f32.powi(magnitude)
-            };
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut random = || (2.0 * rng.f32() - 1.0) * 10_f32.powi(magnitude);
             let keys: Vec<f32> = (0..heads * tokens * dim).map(|_| random()).collect();
             let query: Vec<f32> = (0..heads * ratio * dim).map(|_| random()).collect();
             let (bytes, stored) = to_bytes(&keys, dtype);

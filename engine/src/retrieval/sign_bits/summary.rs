@@ -282,13 +282,8 @@ mod tests {
             (count, key_dim) in (1_usize..24, 100_usize..129),
             joint in any::<bool>(), seed in any::<u64>(),
         ) {
-            let mut state = seed | 1;
-            let mut random = move || {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-            };
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut random = move || 2.0 * rng.f32() - 1.0;
             let shape = KeyShape { kv_heads, key_dim, group_tokens: group, dtype: DType::F32 };
             let dims = 8 * SIGN_BYTES;
             let mut signs = Signs {

@@ -34,9 +34,10 @@ pub struct Codebook {
 impl Codebook {
     /// Makes a codebook from its parts.
     ///
-    /// `mean` is `[width]`. `forward` and `query` are `[width, dims]`. `packing` has the dimensions of each code byte,
-    /// and `levels` has 2, 4, ... 256 rising levels per dimension. `error` is the mean squared error per token in the
-    /// transformed space, as calibration measured it.
+    /// - `mean` is `[width]`. `forward` and `query` are `[width, dims]`.
+    /// - `packing` has the dimensions of each code byte.
+    /// - `levels` has 2, 4, ... 256 rising levels per dimension.
+    /// - `distortion` is the mean squared error per token in the transformed space, as calibration measured it.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: parts that do not fit together, or numbers that are not finite.
@@ -271,13 +272,8 @@ mod tests {
         /// The look-up tables give the same sums as the levels.
         #[test]
         fn tables_are_sums_of_weighted_levels(seed in any::<u64>(), bits in prop::collection::vec(1_u32..5, 1..9)) {
-            let mut rng = seed | 1;
-            let mut random = || {
-                rng ^= rng << 13;
-                rng ^= rng >> 7;
-                rng ^= rng << 17;
-                (rng >> 40) as f32 / 8388608.0 - 1.0
-            };
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let mut random = || 2.0 * rng.f32() - 1.0;
             let mut packing: Vec<Vec<u32>> = vec![vec![]];
             let mut used = 0;
             let mut levels = Vec::new();
