@@ -1,8 +1,9 @@
 //! Retrieval methods: selectors, the summaries they score, and what calibration fits for them. Pure: no I/O.
 //!
-//! One folder per method. A method of an embedder is one implementation of [`Selector`], over a summary of this crate
-//! or of the embedder. [`Sequence::attach`](crate::Sequence::attach) builds its summary and keeps it up to date.
-//! [`SelectRequest::selector`](crate::SelectRequest::selector) chooses groups by it.
+//! One folder per method. An embedder adds a method by one implementation of [`Selector`], over a summary of this crate
+//! or of its own.
+//! - [`Sequence::attach`](crate::Sequence::attach) builds its summary and keeps it up to date.
+//! - [`SelectRequest::selector`](crate::SelectRequest::selector) chooses groups by it.
 
 mod adapter;
 mod block_mean;
@@ -60,7 +61,7 @@ pub use shadowkv::summary::LandmarkSpec;
 pub use sign_bits::selector::SignBits;
 pub use sign_bits::summary::SignSpec;
 pub use stored_summary::SummaryRecordId;
-pub(crate) use suffix_summary::Newest;
+pub(crate) use suffix_summary::SuffixSummary;
 pub use summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
 pub(crate) use top_k::choose;
 pub use transform_coded::codebook::Codebook;

@@ -9,25 +9,25 @@ use std::sync::Arc;
 use stratakv_format::frame::SummaryRecords;
 
 /// The fewest groups in memory at which to check which of them are on devices by now.
-const LOOK_AT: usize = 64;
+const CHECK_GROUPS: usize = 64;
 
 /// The suffix of a layer's summary that is in memory.
-pub(crate) struct Newest {
+pub(crate) struct SuffixSummary {
     kind: Arc<dyn SummarySpec>,
     layer: usize,
     shape: KeyShape,
     stored: SummaryRecordId,
-    /// The number of groups whose records are on devices only.
-    before: usize,
-    /// The summary of the groups behind them.
-    kept: Box<dyn LayerSummary>,
-    /// Groups in memory at which to check which of them are on devices by now.
-    look_at: usize,
+    /// The first group in memory. The records of the groups before it are on devices only.
+    first_group: usize,
+    /// The summary of the groups in memory.
+    resident: Box<dyn LayerSummary>,
+    /// The number of groups in memory at which to check which of them are on devices by now.
+    next_check: usize,
 }
 
-impl Newest {
-    /// Returns the suffix of a layer whose first `before` groups have their records on devices. Returns none for
-    /// summaries without records on devices.
+impl SuffixSummary {
+    /// Returns the suffix of a layer that begins with group `first_group`, because the records of earlier groups are on
+    /// devices. Returns none for summaries without records on devices.
     ///
     /// # Errors
     /// The errors of [`SummarySpec::layer`].
@@ -35,13 +35,13 @@ impl Newest {
         kind: Arc<dyn SummarySpec>,
         layer: usize,
         shape: KeyShape,
-        before: impl FnOnce(&SummaryRecords) -> usize,
+        first_group: impl FnOnce(&SummaryRecords) -> usize,
     ) -> Result<Option<Self>> {
-        let kept = kind.layer(layer, shape)?;
-        let stored = kept.stored_as().filter(|stored| !stored.is_min_max());
+        let resident = kind.layer(layer, shape)?;
+        let stored = resident.stored_as().filter(|stored| !stored.is_min_max());
         Ok(stored.map(|stored| {
-            let before = before(&stored.0);
-            Self { kind, layer, shape, stored, before, kept, look_at: LOOK_AT }
+            let first_group = first_group(&stored.0);
+            Self { kind, layer, shape, stored, first_group, resident, next_check: CHECK_GROUPS }
         }))
     }
 
@@ -50,14 +50,14 @@ impl Newest {
         &self.stored
     }
 
-    /// Returns how many groups are not in memory.
-    pub(crate) fn before(&self) -> usize {
-        self.before
+    /// Returns the first group in memory, which is also the number of groups that are not in memory.
+    pub(crate) fn first_group(&self) -> usize {
+        self.first_group
     }
 
     /// Returns the groups in memory as a summary that begins with the first of them.
-    pub(crate) fn kept(&self) -> &dyn LayerSummary {
-        self.kept.as_ref()
+    pub(crate) fn resident(&self) -> &dyn LayerSummary {
+        self.resident.as_ref()
     }
 
     /// Returns a summary of the same kind without groups.
@@ -70,49 +70,49 @@ impl Newest {
 
     /// Returns whether enough groups are in memory to check which of them are on devices by now.
     pub(crate) fn is_due(&self) -> bool {
-        self.kept.groups() >= self.look_at
+        self.resident.groups() >= self.next_check
     }
 
-    /// Drops the groups before `groups`, whose records are on devices.
+    /// Drops the groups before `group`, whose records are on devices.
     ///
     /// # Errors
     /// The errors of [`SummarySpec::layer`]. Nothing changes then.
-    pub(crate) fn leave(&mut self, groups: usize) -> Result<()> {
-        let left = groups.saturating_sub(self.before).min(self.kept.groups());
-        if left > 0 {
-            let (mut kept, mut records) = (self.empty()?, Vec::new());
-            self.kept.encode(left..self.kept.groups(), &mut records);
-            if kept.restore(&records) && kept.groups() + left == self.kept.groups() {
-                self.kept = kept;
-                self.before += left;
+    pub(crate) fn drop_before(&mut self, group: usize) -> Result<()> {
+        let dropped = group.saturating_sub(self.first_group).min(self.resident.groups());
+        if dropped > 0 {
+            let (mut resident, mut records) = (self.empty()?, Vec::new());
+            self.resident.encode(dropped..self.resident.groups(), &mut records);
+            if resident.restore(&records) && resident.groups() + dropped == self.resident.groups() {
+                self.resident = resident;
+                self.first_group += dropped;
             }
         }
-        self.look_at = (2 * self.kept.groups()).max(LOOK_AT);
+        self.next_check = (2 * self.resident.groups()).max(CHECK_GROUPS);
         Ok(())
     }
 }
 
-impl LayerSummary for Newest {
+impl LayerSummary for SuffixSummary {
     fn groups(&self) -> usize {
-        self.before + self.kept.groups()
+        self.first_group + self.resident.groups()
     }
 
     fn push(&mut self, group: &KeyGroup<'_>) {
-        self.kept.push(group);
+        self.resident.push(group);
     }
 
     fn truncate(&mut self, groups: usize) {
-        self.kept.truncate(groups.saturating_sub(self.before));
-        self.before = self.before.min(groups);
-        self.look_at = self.look_at.min((2 * self.kept.groups()).max(LOOK_AT));
+        self.resident.truncate(groups.saturating_sub(self.first_group));
+        self.first_group = self.first_group.min(groups);
+        self.next_check = self.next_check.min((2 * self.resident.groups()).max(CHECK_GROUPS));
     }
 
     fn bytes(&self) -> usize {
-        self.kept.bytes()
+        self.resident.bytes()
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
-        self.kept.bytes_for(groups)
+        self.resident.bytes_for(groups)
     }
 
     fn stored_as(&self) -> Option<SummaryRecordId> {
@@ -121,12 +121,12 @@ impl LayerSummary for Newest {
 
     /// Groups in memory.
     fn encode(&self, groups: Range<usize>, out: &mut Vec<u8>) {
-        let kept = groups.start.max(self.before)..groups.end.max(self.before);
-        self.kept.encode(kept.start - self.before..kept.end - self.before, out);
+        let resident = |group: usize| group.max(self.first_group) - self.first_group;
+        self.resident.encode(resident(groups.start)..resident(groups.end), out);
     }
 
     fn restore(&mut self, records: &[u8]) -> bool {
-        self.kept.restore(records)
+        self.resident.restore(records)
     }
 }
 
@@ -144,11 +144,8 @@ mod tests {
     const SHAPE: KeyShape = KeyShape { kv_heads: 2, key_dim: 8, group_tokens: 4, dtype: DType::F32 };
 
     fn push(summary: &mut dyn LayerSummary, seed: u64) {
-        let mut state = seed | 1;
-        let mut random = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
-        };
+        let mut rng = fastrand::Rng::with_seed(seed);
+        let mut random = || 2.0 * rng.f32() - 1.0;
         let plane: Vec<u8> = (0..2 * 8 * 4).flat_map(|_| random().to_le_bytes()).collect();
         let index = summary.groups() as u64;
         summary.push(&KeyGroup::new(SHAPE, &plane, index).unwrap());
@@ -156,7 +153,7 @@ mod tests {
 
     /// A low-rank row is restored bit by bit, even if its keys are so large that sums are infinite.
     #[test]
-    fn a_kept_summary_can_be_restored() {
+    fn a_resident_summary_can_be_restored() {
         let matrix = (0..16 * 2).map(|i| if i % 4 < 2 { 2.0 } else { -2.0 }).collect();
         let adapter = Adapter::new("low", 1, vec![LowRankAdapter::new(16, 2, matrix).unwrap().into()]).unwrap();
         let kinds: [Arc<dyn SummarySpec>; 3] =
@@ -173,39 +170,39 @@ mod tests {
 
     #[test]
     fn bounds_have_no_records_of_their_own() {
-        assert!(Newest::new(Arc::new(BoundsSpec { levels: 1 }), 0, SHAPE, |_| 0).unwrap().is_none());
+        assert!(SuffixSummary::new(Arc::new(BoundsSpec { levels: 1 }), 0, SHAPE, |_| 0).unwrap().is_none());
     }
 
     proptest! {
         /// The groups in memory equal the end of a whole summary, whatever is added, cut and dropped.
         #[test]
-        fn what_is_kept_is_the_end_of_the_whole(
+        fn the_resident_groups_are_the_end_of_the_whole(
             signs in any::<bool>(), ops in prop::collection::vec((0_u8..8, any::<u16>()), 1..60),
         ) {
             let kind: Arc<dyn SummarySpec> = if signs { Arc::new(SignSpec) } else { Arc::new(LandmarkSpec) };
             let mut whole = kind.layer(0, SHAPE).unwrap();
-            let mut newest = Newest::new(Arc::clone(&kind), 0, SHAPE, |_| 0).unwrap().unwrap();
+            let mut suffix = SuffixSummary::new(Arc::clone(&kind), 0, SHAPE, |_| 0).unwrap().unwrap();
             for (op, number) in ops {
                 match op {
                     0 => {
                         let groups = usize::from(number) % (whole.groups() + 1);
                         whole.truncate(groups);
-                        newest.truncate(groups);
+                        suffix.truncate(groups);
                     }
-                    1 | 2 => newest.leave(usize::from(number) % (whole.groups() + 1)).unwrap(),
+                    1 | 2 => suffix.drop_before(usize::from(number) % (whole.groups() + 1)).unwrap(),
                     _ => {
                         push(whole.as_mut(), u64::from(number));
-                        push(&mut newest, u64::from(number));
+                        push(&mut suffix, u64::from(number));
                     }
                 }
-                prop_assert_eq!(newest.groups(), whole.groups());
-                let (mut expected, mut kept) = (Vec::new(), Vec::new());
-                whole.encode(newest.before()..whole.groups(), &mut expected);
-                newest.encode(0..newest.groups(), &mut kept);
-                prop_assert_eq!(&kept, &expected);
-                kept.clear();
-                newest.kept().encode(0..newest.kept().groups(), &mut kept);
-                prop_assert_eq!(kept, expected);
+                prop_assert_eq!(suffix.groups(), whole.groups());
+                let (mut expected, mut found) = (Vec::new(), Vec::new());
+                whole.encode(suffix.first_group()..whole.groups(), &mut expected);
+                suffix.encode(0..suffix.groups(), &mut found);
+                prop_assert_eq!(&found, &expected);
+                found.clear();
+                suffix.resident().encode(0..suffix.resident().groups(), &mut found);
+                prop_assert_eq!(found, expected);
             }
         }
     }

@@ -1,14 +1,14 @@
 //! The summary that one layer keeps for the selectors of a sequence.
 
 use crate::error::Result;
-use crate::retrieval::{LayerSummary, Newest};
+use crate::retrieval::{LayerSummary, SuffixSummary};
 
 /// A summary of one kind and layer.
 pub(super) enum AttachedSummary {
     /// The summary of all sealed groups, or of none if selections compute it from streamed min/max records.
     Whole(Box<dyn LayerSummary>),
     /// The summary of the groups whose records are on no device. The records of earlier groups are read per selection.
-    Suffix(Newest),
+    Suffix(SuffixSummary),
 }
 
 impl AttachedSummary {
@@ -31,11 +31,11 @@ impl AttachedSummary {
     pub(super) fn in_memory(&self) -> &dyn LayerSummary {
         match self {
             Self::Whole(summary) => summary.as_ref(),
-            Self::Suffix(suffix) => suffix.kept(),
+            Self::Suffix(suffix) => suffix.resident(),
         }
     }
 
-    pub(super) fn suffix(&self) -> Option<&Newest> {
+    pub(super) fn suffix(&self) -> Option<&SuffixSummary> {
         match self {
             Self::Whole(_) => None,
             Self::Suffix(suffix) => Some(suffix),
@@ -49,7 +49,7 @@ impl AttachedSummary {
     pub(super) fn drop_stored(&mut self, group: usize) -> Result<()> {
         match self {
             Self::Whole(_) => Ok(()),
-            Self::Suffix(suffix) => suffix.leave(group),
+            Self::Suffix(suffix) => suffix.drop_before(group),
         }
     }
 }

@@ -13,7 +13,7 @@ use super::streams::StreamedGroups;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation};
 use crate::read::{ReadSection, RecordsTicket};
-use crate::retrieval::{KeyGroup, LayerSummary, LoadedMinMax, Newest, SummaryRecordId, SummarySpec};
+use crate::retrieval::{KeyGroup, LayerSummary, LoadedMinMax, SuffixSummary, SummaryRecordId, SummarySpec};
 use std::sync::Arc;
 use stratakv_format::frame::SummaryRecords;
 
@@ -46,8 +46,8 @@ impl Sequence {
         span: &Span,
     ) -> Result<Vec<ScoredSummary<'a>>> {
         let scored = |summary: &'a AttachedSummary| match summary {
-            AttachedSummary::Suffix(suffix) => match suffix.before() {
-                0 => Ok(ScoredSummary::Resident(suffix.kept())),
+            AttachedSummary::Suffix(suffix) => match suffix.first_group() {
+                0 => Ok(ScoredSummary::Resident(suffix.resident())),
                 _ => self.whole(state, suffix, span),
             },
             AttachedSummary::Whole(bounds) if self.streams.is_some() && bounds.streams_from_min_max() => {
@@ -63,23 +63,24 @@ impl Sequence {
     }
 
     /// Builds the summary of all groups of a layer. Groups before the layer's window are zero.
-    fn whole<'a>(&self, state: &LayerState, newest: &Newest, span: &Span) -> Result<ScoredSummary<'a>> {
-        let SummaryRecordId(stored) = *newest.stored();
+    fn whole<'a>(&self, state: &LayerState, suffix: &SuffixSummary, span: &Span) -> Result<ScoredSummary<'a>> {
+        let SummaryRecordId(stored) = *suffix.stored();
         let in_part = || {
             let text = format!("the summary records of layer {} have a gap", state.index());
             Error::new(ErrorKind::Corruption, text)
         };
-        let mut whole = newest.empty()?;
-        let bytes = whole.bytes_for(span.groups.end as usize) + newest.kept().groups() * stored.record_bytes as usize;
+        let mut whole = suffix.empty()?;
+        let bytes =
+            whole.bytes_for(span.groups.end as usize) + suffix.resident().groups() * stored.record_bytes as usize;
         let held = self.store.devices.reserve(bytes, Category::Summaries);
         let held = held.ok_or_else(|| no_memory("the summary of a layer, read for a selection"))?;
-        let before = newest.before() as u64;
-        let unseen = span.groups.start.min(before);
+        let first_group = suffix.first_group() as u64;
+        let unseen = span.groups.start.min(first_group);
         let zeros = vec![0; stored.record_bytes as usize];
         if !(0..unseen).all(|_| whole.restore(&zeros)) {
             return Err(in_part());
         }
-        let wanted = self.wanted(state, &stored, unseen..before);
+        let wanted = self.wanted(state, &stored, unseen..first_group);
         let read = self.read_wanted(state, stored, &wanted)?;
         for wanted in &wanted {
             if !self.restore_wanted(wanted, &read, whole.as_mut())? {
@@ -91,8 +92,8 @@ impl Sequence {
                 })?;
             }
         }
-        let (kept, mut records) = (newest.kept(), Vec::new());
-        kept.encode(0..kept.groups(), &mut records);
+        let (resident, mut records) = (suffix.resident(), Vec::new());
+        resident.encode(0..resident.groups(), &mut records);
         if !whole.restore(&records) || (whole.groups() as u64) < span.groups.end {
             return Err(in_part());
         }
@@ -127,12 +128,12 @@ impl Sequence {
     ///
     /// # Errors
     /// As [`SummarySpec::layer`].
-    pub(super) fn suffix(&self, layer: usize, kind: &Arc<dyn SummarySpec>) -> Result<Option<Newest>> {
+    pub(super) fn suffix(&self, layer: usize, kind: &Arc<dyn SummarySpec>) -> Result<Option<SuffixSummary>> {
         if self.streams().is_none() {
             return Ok(None);
         }
         let state = self.layer(layer)?;
-        Newest::new(Arc::clone(kind), layer, state.shape(), |stored| self.stored_until(state, stored, 0))
+        SuffixSummary::new(Arc::clone(kind), layer, state.shape(), |stored| self.stored_until(state, stored, 0))
     }
 
     /// Returns the first group from `from` on whose record is on no device.
@@ -159,7 +160,7 @@ impl Sequence {
             let Some(state) = self.layers.get(at) else { continue };
             let due = |summary: &AttachedSummary| {
                 let suffix = summary.suffix().filter(|suffix| suffix.is_due())?;
-                Some(self.stored_until(state, &suffix.stored().0, suffix.before()))
+                Some(self.stored_until(state, &suffix.stored().0, suffix.first_group()))
             };
             let until: Vec<Option<usize>> = state.summaries().attached().iter().map(due).collect();
             any |= until.iter().any(Option::is_some);

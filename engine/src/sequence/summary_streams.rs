@@ -23,7 +23,7 @@ use crate::metrics::{Category, Reservation};
 use crate::plan::{PlaneSet, SelectionInner};
 use crate::plan::{ReadPriority, Section};
 use crate::read::{ReadSection, RecordsTicket};
-use crate::retrieval::{LayerRecords, Newest, RecordPiece, add_record};
+use crate::retrieval::{LayerRecords, RecordPiece, SuffixSummary, add_record};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::SummaryRecords;
@@ -61,7 +61,7 @@ impl Sequence {
                 return groups.clone();
             }
             let mut own = state.summaries().attached().iter().filter_map(AttachedSummary::suffix);
-            let before = own.find(|suffix| suffix.stored().0 == *records).map_or(0, Newest::before);
+            let before = own.find(|suffix| suffix.stored().0 == *records).map_or(0, SuffixSummary::first_group);
             groups.start..groups.end.min(before as u64)
         };
         let wanted = used.iter().flat_map(|records| self.wanted(state, records, left(records)));
