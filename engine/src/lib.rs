@@ -8,9 +8,17 @@
 //! `docs/start.md` has the steps for a runtime, `docs/internals` the map of the engine, and `format-spec/SPEC.md` the
 //! bytes on disk.
 //!
-//! The root of the crate has the names of a decode loop. The modules have the rest, by job: [`store`] has status, usage
-//! and reports, [`options`] settings, [`layout`] the shapes of a model, [`sequence`] and [`read`] handles and reads,
-//! [`export`] files of single sequences, [`retrieval`] selectors, [`pipeline`] decode steps that prefetch.
+//! The root of the crate has the names of a decode loop. The modules have the rest:
+//!
+//! | module | holds |
+//! |---|---|
+//! | [`store`] | status, usage and reports |
+//! | [`options`] | settings |
+//! | [`layout`] | the shapes of a model |
+//! | [`sequence`], [`read`] | handles and reads |
+//! | [`export`] | files of single sequences |
+//! | [`retrieval`] | selectors |
+//! | [`pipeline`] | decode steps that prefetch |
 //!
 //! ```
 //! use stratakv::{

@@ -13,8 +13,8 @@ pub fn uniform_layout(layers: usize, kv_heads: usize, head_dim: usize, group_tok
     layout.group_tokens(group_tokens as u16).build().expect("a layout")
 }
 
-/// A pattern for one layer in f16. Every key element of a group is the number of the group, and every value element its
-/// negative, so that bytes of another group or plane are noticed. f16 represents numbers up to 2048 exactly.
+/// A pattern for one layer in f16, which shows bytes of another group or plane. Every key element of a group is the
+/// number of the group, and every value element is its negative. f16 represents numbers up to 2048 exactly.
 #[derive(Clone, Copy, Debug)]
 pub struct GroupPattern {
     /// The KV heads.

@@ -69,7 +69,7 @@ fn code(line: &str) -> String {
 struct Modules {
     /// The file of each module path, as `a::b`; the crate's root is empty.
     files: BTreeMap<String, String>,
-    /// What each module file re-exports: the name, and the path it comes from.
+    /// The re-exports of each module file: the path of each name.
     exports: BTreeMap<String, BTreeMap<String, String>>,
     /// Imports of each file, by full path, re-exports aside.
     imports: BTreeMap<String, BTreeSet<String>>,

@@ -102,8 +102,8 @@ impl EntryLimits {
     /// Checks entries, and returns their groups in rising order with the entries of each.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: groups that fall, a group, head or token that the layer does not have or that
-    /// its window hides, empty entries, or a head that is named twice for a group.
+    /// [`ErrorKind::InvalidArgument`]: the groups do not rise, or entries are empty. The layer does not have a group,
+    /// head or token, or its window hides it. A head is named twice for a group.
     pub(crate) fn check(&self, entries: &[GroupEntries]) -> Result<(Vec<u64>, Vec<AttendedEntries>)> {
         let (mut groups, mut attended) = (Vec::new(), Vec::new());
         for (at, own) in entries.chunk_by(|a, b| a.group == b.group).enumerate() {

@@ -1,13 +1,12 @@
 //! The steps of one group commit, in order. The leader runs them for every commit that waits.
 //!
 //! 1. [`collect`](GroupCommit::collect): the records that open segments owe, and the segments to sync.
-//! 2. [`sync_data`](Committer::sync_data): sync every segment once. Devices that fail are declared lost, if every frame
+//! 2. [`sync_data`](Committer::sync_data): sync every segment once. Devices that fail are declared lost if every frame
 //!    has another copy.
 //! 3. [`push_changes`](Committer::push_changes): records of moved copies and of removed segments.
 //! 4. [`push_members`](Committer::push_members): records of devices that join or leave.
 //! 5. [`push_requests`](Committer::push_requests): layouts and records of the commits themselves.
-//! 6. [`record`](Committer::record): append the batch to the manifest and sync it. From here on the commits are
-//!    durable.
+//! 6. [`record`](Committer::record): append the batch to the manifest and sync it. This makes the commits durable.
 //! 7. [`publish`](Committer::publish): tell readers where copies are, wake the repair, release idle segments.
 //! 8. [`free_dead_segments`](Committer::free_dead_segments): free segments that no record refers to any more.
 //!

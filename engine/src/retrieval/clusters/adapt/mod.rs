@@ -15,7 +15,7 @@
 //!
 //! Invariants:
 //! - Each entry is a member of one cluster or waits in one buffer.
-//! - Centroid and variance are those of the members, without the buffer.
+//! - Centroid and variance describe the members, without the buffer.
 //! - A split that is due comes before the next entry. The result depends on the order of entries and steps alone.
 
 use super::cluster_stats::ClusterStats;
@@ -90,8 +90,8 @@ impl AdaptiveClusters {
     /// Returns the clusters of an initial partition of keys `[entries, dim]`.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: an option is out of range, the keys are not whole, finite and at most 1e15,
-    /// there is no cluster, a cluster is empty, or a member has no key.
+    /// [`ErrorKind::InvalidArgument`]: an option is out of range, there is no cluster, a cluster is empty, or a member
+    /// has no key. The keys are not whole, finite and at most 1e15.
     pub fn new(keys: &[f32], dim: usize, initial: &ClusterLists, options: AdaptOptions) -> Result<Self> {
         let entries = check_keys("adaptive clusters", keys, dim)?;
         check(&options)?;
@@ -228,7 +228,7 @@ impl AdaptiveClusters {
         Ok([self.members(cluster)?, self.buffer(cluster)?].concat())
     }
 
-    /// Splits a cluster that was requested. `keys` are those of [`Self::entries_to_split`]. The cluster is in memory.
+    /// Splits a requested cluster, which is then in memory. `keys` belong to its [`Self::entries_to_split`], in order.
     ///
     /// Returns the clusters that hold its entries now, all of which are to be written. The first is the cluster itself.
     ///
