@@ -124,6 +124,26 @@ impl MethodSpec {
         self.choice.parameter.filter(|_| self.method.reconstructs_keys)
     }
 
+    /// Returns the method with another number behind its name.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the method takes no number, or the number is 0.
+    pub fn with_parameter(mut self, parameter: usize) -> Result<Self> {
+        if self.method.parameter == MethodParameter::None || parameter == 0 {
+            let text = format!("method {}: it cannot take the number {parameter}", self.method.name);
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        self.choice.parameter = Some(parameter);
+        Ok(self)
+    }
+
+    /// Returns the method with another aggregation of query heads.
+    #[must_use]
+    pub fn with_aggregation(mut self, aggregation: HeadAggregation) -> Self {
+        self.aggregation = Some(aggregation);
+        self
+    }
+
     /// Makes the selector. `adapter` is the one that [`Self::adapter_name`] names, for methods that need one.
     ///
     /// # Errors

@@ -126,7 +126,8 @@ fn run_in_memory(
     policy: MemoryPolicy,
 ) -> recall::Report {
     let bar = ProgressBar::hidden();
-    let run = RecallRun { model, prompts, policy: label, prefill: None, questions: None, bar: &bar };
+    let wanted = Wanted::Nothing;
+    let run = RecallRun { model, prompts, policy: label, prefill: None, questions: None, wanted, bar: &bar };
     run.run(
         || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
         |_| Ok(MemoryKv::new(geometry.clone(), policy)),

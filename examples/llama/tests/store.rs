@@ -42,6 +42,7 @@ fn recall_with(options: &KvOptions, dtype: KvDType, limit: usize) -> (recall::Re
         policy: (options.policy.name(), "1/13"),
         prefill: None,
         questions: None,
+        wanted: if backend.needs_queries() { Wanted::Queries } else { Wanted::Nothing },
         bar: &bar,
     };
     let report = run
@@ -61,6 +62,18 @@ fn recall_with(options: &KvOptions, dtype: KvDType, limit: usize) -> (recall::Re
     let again = open(options, model.kv_geometry(dtype), [7; 32]).unwrap();
     assert_eq!(again.status().sequences, 0);
     (report, notes)
+}
+
+#[test]
+fn clusters_are_built_once_the_prompt_is_committed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (report, _) = recall_with(&options("dynakv:4", &[dir.path()]), KvDType::F16, 2);
+    let items: f64 = report.cells.iter().map(|cell| cell.accuracy).sum::<f64>() / report.cells.len() as f64;
+    // A window of the same budget answers 6 % of the items.
+    assert!(items > 0.5, "{items}");
+    for cell in &report.cells {
+        assert!(cell.kv_bytes_read_per_step < cell.kv_bytes_total, "{}", cell.task);
+    }
 }
 
 #[test]

@@ -252,6 +252,11 @@ impl Backend {
         cache.set_dense_layers(self.dense_layers);
         cache.read_ahead(self.read_ahead);
         if let Some((selector, aggregation)) = &self.selector {
+            if selector.entries().is_some() {
+                let selector = Arc::clone(selector);
+                cache.attach_entries_later(selector, *aggregation, self.budget).map_err(engine_error)?;
+                return Ok(cache);
+            }
             let selector = cache.attach_stored(Arc::clone(selector)).map_err(engine_error)?;
             cache.set_policy(StorePolicy::Selected { selector, aggregation: *aggregation, budget: self.budget });
             cache.reconstruct_keys(self.rank)?;
@@ -266,6 +271,12 @@ impl Backend {
     /// Fails if the engine does not support the geometry. Opening the store has already checked that.
     pub fn in_memory(&self) -> Result<MemoryKv> {
         MemoryKv::new(self.geometry.clone(), MemoryPolicy::Full).with_groups(self.layout.group_tokens())
+    }
+
+    /// Returns whether caches make clusters from the prompt's queries, which prefill has to compute.
+    #[must_use]
+    pub fn needs_queries(&self) -> bool {
+        self.selector.as_ref().is_some_and(|(selector, _)| selector.entries().is_some())
     }
 
     /// Returns the status of the store.

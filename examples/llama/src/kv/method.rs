@@ -135,17 +135,6 @@ pub enum HeadScore {
     GroupSoftmax,
 }
 
-impl HeadScore {
-    /// Returns the spelling within a policy.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Softmax => "softmax",
-            Self::GroupSoftmax => "group",
-        }
-    }
-}
-
 /// The options that choose a policy.
 #[derive(Clone, Debug, Args)]
 pub struct PolicyArgs {
@@ -172,29 +161,24 @@ impl PolicyArgs {
     /// # Errors
     /// Fails if the registry refuses the number.
     pub fn policy(&self) -> Result<Policy> {
-        let Policy::Method(spec) = self.policy else { return Ok(self.policy) };
+        let Policy::Method(mut spec) = self.policy else { return Ok(self.policy) };
         let number = match spec.method().adapter {
             AdapterFit::LowRank | AdapterFit::PerHead => self.sigma,
             AdapterFit::Codes => self.bits,
             AdapterFit::None if spec.method().reconstructs_keys => self.rank,
             AdapterFit::None => None,
         };
-        let number = number.map(|number| number as usize).or(spec.parameter());
-        let mut text = spec.method().name.to_owned();
         if let Some(number) = number {
-            text += &format!(":{number}");
+            spec = spec.with_parameter(number as usize).map_err(engine_error)?;
         }
         let score = match (self.score, spec.aggregation()) {
-            (Some(score), _) => Some(score),
-            (None, Some(HeadAggregation::Sum)) => Some(HeadScore::Raw),
-            (None, Some(HeadAggregation::Softmax)) => Some(HeadScore::Softmax),
-            (None, Some(HeadAggregation::GroupSoftmax)) => Some(HeadScore::GroupSoftmax),
-            (None, None) => (self.policy.name() == "minmax").then_some(HeadScore::Raw),
+            (Some(HeadScore::Raw), _) => Some(HeadAggregation::Sum),
+            (Some(HeadScore::Softmax), _) => Some(HeadAggregation::Softmax),
+            (Some(HeadScore::GroupSoftmax), _) => Some(HeadAggregation::GroupSoftmax),
+            (None, Some(named)) => Some(named),
+            (None, None) => (self.policy.name() == "minmax").then_some(HeadAggregation::Sum),
         };
-        if let Some(score) = score {
-            text += &format!(":{}", score.name());
-        }
-        text.parse()
+        Ok(Policy::Method(score.map_or(spec, |score| spec.with_aggregation(score))))
     }
 }
 
@@ -215,7 +199,9 @@ pub fn parse_compared(text: &str) -> Result<Policy> {
 /// Returns the list of policies for `--help`.
 #[must_use]
 pub fn policies_help() -> String {
-    let mut help = "Policies, written NAME, NAME:NUMBER or NAME:NUMBER:HEADS with HEADS raw, softmax or group:\n\
+    let mut help = "Policies, written NAME, NAME:NUMBER or NAME:NUMBER:HEADS with HEADS raw, softmax or group.\n\
+                    Methods of clusters also take members (score clusters by codes), heads and joint, such as\n\
+                    dynakv:16:members:joint.\n\
                     \x20 full       all tokens; it ignores the budget\n\
                     \x20 window     the first four tokens and the newest ones (StreamingLLM)\n"
         .to_owned();

@@ -22,6 +22,8 @@ pub mod layout;
 pub mod memory;
 pub mod method;
 pub mod probe;
+pub mod recorded;
+pub mod selected;
 pub mod store;
 
 pub use cache::{Committed, KvCache, KvStats, Predict};

@@ -40,12 +40,12 @@ impl Probe {
         Ok(())
     }
 
-    /// Takes in one attend: `got` is the attention output over `positions`.
+    /// Takes in one attend: `got` is the attention output over `entries(kv_head)`, the positions of each KV head.
     pub(super) fn attended(
         &mut self,
         layer: usize,
         queries: &[f32],
-        positions: impl Iterator<Item = u64>,
+        entries: impl Fn(usize) -> Vec<u64>,
         got: &[f32],
     ) -> Result<()> {
         let begin = Instant::now();
@@ -54,24 +54,26 @@ impl Probe {
         let square = |x: &[f32]| x.iter().map(|x| f64::from(x * x)).sum::<f64>();
         let difference: Vec<f32> = full.iter().zip(got).map(|(a, b)| a - b).collect();
         self.sums.error += (square(&difference) / square(&full).max(f64::MIN_POSITIVE)).sqrt();
-        self.sums.mass += self.mass(layer, queries, positions)?;
+        self.sums.mass += self.mass(layer, queries, entries)?;
         self.sums.attends += 1;
         self.sums.time += begin.elapsed();
         Ok(())
     }
 
-    /// Returns the share of full attention's weight on `positions`, as a mean over query heads.
-    fn mass(&self, layer: usize, queries: &[f32], positions: impl Iterator<Item = u64>) -> Result<f64> {
+    /// Returns the share of full attention's weight on `entries(kv_head)`, as a mean over query heads.
+    fn mass(&self, layer: usize, queries: &[f32], entries: impl Fn(usize) -> Vec<u64>) -> Result<f64> {
         let geometry = self.mirror.geometry();
         let (shape, tokens) = (geometry.layers[layer], self.mirror.layer_len(layer));
         let first = shape.window.map_or(0, |window| tokens.saturating_sub(window));
         let keys = self.mirror.keys(layer, first..tokens)?;
-        let mut chosen = vec![false; tokens - first];
-        for position in positions {
-            if let Some(slot) = usize::try_from(position).ok().and_then(|p| p.checked_sub(first)) {
-                chosen[slot] = true;
-            }
-        }
+        let chosen: Vec<Vec<bool>> = (0..shape.kv_heads)
+            .map(|head| {
+                let mut chosen = vec![false; tokens - first];
+                let slots = entries(head).into_iter().filter_map(|at| usize::try_from(at).ok()?.checked_sub(first));
+                slots.for_each(|slot| chosen[slot] = true);
+                chosen
+            })
+            .collect();
         let (dim, ratio) = (shape.head_dim, geometry.query_heads / shape.kv_heads);
         let mut mass = 0.0;
         for (head, query) in queries.chunks_exact(dim).enumerate() {
@@ -80,7 +82,7 @@ impl Probe {
             let scores: Vec<f32> = keys.chunks_exact(shape.width()).map(|key| dot(key) * geometry.scale).collect();
             let max = scores.iter().copied().fold(f32::MIN, f32::max);
             let (mut inside, mut all) = (0.0_f64, 0.0_f64);
-            for (score, chosen) in scores.iter().zip(&chosen) {
+            for (score, chosen) in scores.iter().zip(&chosen[head / ratio]) {
                 let weight = f64::from((score - max).exp());
                 all += weight;
                 inside += if *chosen { weight } else { 0.0 };

@@ -27,6 +27,8 @@ use super::error::engine_error;
 use super::geometry::KvGeometry;
 use super::memory::MemoryKv;
 use super::probe::{Probe, ProbeSums};
+use super::recorded::{PROFILE_QUERIES, RecordedQueries};
+use super::selected::SelectedSums;
 use crate::budget::Budget;
 
 /// The rule that chooses which tokens a query attends to. Every attended token counts in the budget.
@@ -90,6 +92,11 @@ pub struct StoreKv {
     /// The layer that the pipeline read last, and its selection.
     prepared: Option<(usize, Selection)>,
     reconstructed: Option<ReconstructedKeys>,
+    /// The newest queries, if a selector makes clusters from them.
+    recorded: Option<RecordedQueries>,
+    /// The selector that the first commit attaches.
+    deferred: Option<(Arc<dyn Selector>, HeadAggregation, Budget)>,
+    selected: SelectedSums,
 }
 
 impl StoreKv {
@@ -120,6 +127,9 @@ impl StoreKv {
             pipeline: None,
             prepared: None,
             reconstructed: None,
+            recorded: None,
+            deferred: None,
+            selected: SelectedSums::default(),
         }
     }
 
@@ -184,6 +194,60 @@ impl StoreKv {
     /// Fails as [`Sequence::attach`] does.
     pub fn attach(&mut self, selector: Arc<dyn Selector>) -> stratakv::Result<SelectorId> {
         self.sequence.attach(selector)
+    }
+
+    /// Attaches a selector that chooses entries, once the prompt is there. A method that needs a profile gets the
+    /// [recorded](Self::record_queries) queries of every layer.
+    ///
+    /// # Errors
+    /// Fails as [`Sequence::attach`] and [`Sequence::profile`] do.
+    pub fn attach_entries(&mut self, selector: Arc<dyn Selector>) -> stratakv::Result<SelectorId> {
+        let id = self.sequence.attach(selector)?;
+        for layer in 0..self.geometry.layers.len() {
+            let summaries = self.sequence.selector_summaries(id, layer)?;
+            let takes_profile = summaries.iter().any(|summary| summary.profile_bytes(1).is_some());
+            let recorded = self.recorded.as_ref().map_or_else(Vec::new, |recorded| recorded.of(layer));
+            if takes_profile && !recorded.is_empty() {
+                self.sequence.profile(id, layer, &recorded, Some(self.geometry.scale))?;
+            }
+        }
+        Ok(id)
+    }
+
+    /// Attaches a selector that chooses entries with the first commit, and selects by it from then on. A sequence that
+    /// has tokens already gets it at once.
+    ///
+    /// # Errors
+    /// Fails as [`Self::attach_entries`] does.
+    pub fn attach_entries_later(
+        &mut self,
+        selector: Arc<dyn Selector>,
+        aggregation: HeadAggregation,
+        budget: Budget,
+    ) -> stratakv::Result<()> {
+        self.record_queries(PROFILE_QUERIES);
+        self.policy = StorePolicy::Full;
+        self.deferred = Some((selector, aggregation, budget));
+        if self.sequence.committed() > 0 { self.attach_deferred() } else { Ok(()) }
+    }
+
+    /// Attaches the selector that waits for a commit.
+    fn attach_deferred(&mut self) -> stratakv::Result<()> {
+        let Some((selector, aggregation, budget)) = self.deferred.take() else { return Ok(()) };
+        let selector = self.attach_entries(selector)?;
+        self.policy = StorePolicy::Selected { selector, aggregation, budget };
+        Ok(())
+    }
+
+    /// Records the newest `limit` queries of each layer from now on.
+    pub fn record_queries(&mut self, limit: usize) {
+        self.recorded = Some(RecordedQueries::new(self.geometry.layers.len(), limit));
+    }
+
+    /// Returns sums over the selections that were attended to.
+    #[must_use]
+    pub fn selected(&self) -> SelectedSums {
+        self.selected
     }
 
     /// Returns the bytes of a selector's summaries in all layers, and of reconstructed keys.
@@ -345,6 +409,13 @@ impl KvCache for StoreKv {
         }
     }
 
+    fn observe(&mut self, layer: usize, queries: &[f32]) {
+        let row = self.geometry.layers.get(layer).map_or(0, |shape| self.geometry.query_heads * shape.head_dim);
+        if let Some(recorded) = &mut self.recorded {
+            recorded.add(layer, queries, row);
+        }
+    }
+
     fn prepare(&mut self, layer: usize, queries: &[f32], predict: Option<&Predict<'_>>) -> Result<()> {
         self.geometry.layer(layer)?;
         if self.pipeline.is_none() {
@@ -384,8 +455,11 @@ impl KvCache for StoreKv {
                 selection
             }
         };
+        if layer >= self.dense_layers {
+            self.selected.add(&selection, self.geometry.layers[layer].kv_heads);
+        }
         match &mut self.probe {
-            Some(probe) => probe.attended(layer, queries, selection.positions(), out),
+            Some(probe) => probe.attended(layer, queries, |head| selection.entries(head).collect(), out),
             None => Ok(()),
         }
     }
@@ -395,6 +469,7 @@ impl KvCache for StoreKv {
         ensure!(named == held, "the commit names {named} tokens, the cache holds {held}");
         self.sequence.append_token_ids(new_ids).map_err(engine_error)?;
         self.sequence.commit_with(state, self.durability).map_err(engine_error)?;
+        self.attach_deferred().map_err(engine_error)?;
         self.reconstruct()
     }
 

@@ -19,6 +19,7 @@ use super::table::{Comparison, FULL, Figures};
 use crate::budget::Budget;
 use crate::kv::backend::{Backend, SINKS};
 use crate::kv::method::Policy;
+use crate::kv::recorded::PROFILE_QUERIES;
 use crate::kv::store::{StoreKv, StorePolicy};
 use crate::kv::{KvCache, MemoryKv, engine_error};
 use crate::model::{Model, Wanted};
@@ -83,16 +84,30 @@ fn filled(
 ) -> Result<Caches<Vec<Option<SelectorId>>>> {
     let mut full = backend.in_memory()?;
     let mut cache = backend.create(&format!("compare/{}", prompt.id))?;
-    let mut ids = Vec::new();
-    for selector in selectors {
-        ids.push(match selector {
-            Some(selector) => Some(cache.attach(selector.clone()).map_err(engine_error)?),
-            None => None,
-        });
+    // Groups are summarised while the prompt streams in. Clusters are built once it is there.
+    let is_of_entries = |selector: &Arc<dyn Selector>| selector.entries().is_some();
+    let mut ids = vec![None; selectors.len()];
+    let mut attach = |cache: &mut StoreKv, entries: bool| -> Result<()> {
+        for (selector, id) in selectors.iter().zip(&mut ids) {
+            *id = match selector {
+                Some(own) if is_of_entries(own) != entries => *id,
+                Some(own) if entries => Some(cache.attach_entries(own.clone()).map_err(engine_error)?),
+                Some(own) => Some(cache.attach(own.clone()).map_err(engine_error)?),
+                None => None,
+            };
+        }
+        Ok(())
+    };
+    attach(&mut cache, false)?;
+    let needs_queries = selectors.iter().flatten().any(is_of_entries);
+    if needs_queries {
+        cache.record_queries(PROFILE_QUERIES);
     }
+    let wanted = if needs_queries { Wanted::Queries } else { Wanted::Nothing };
     let haystack = &prompt.prompt[..prompt.query_start];
-    fill(model, haystack, plan.prefill, &mut [&mut full, &mut cache], Wanted::Nothing, progress)?;
+    fill(model, haystack, plan.prefill, &mut [&mut full, &mut cache], wanted, progress)?;
     cache.commit(haystack, STATE).context("commit of the prompt")?;
+    attach(&mut cache, true)?;
     Ok((full, cache, ids))
 }
 
@@ -164,7 +179,7 @@ fn run_policy(
     });
     cache.reconstruct_keys(policy.rank())?;
     cache.probe(mirror.cloned());
-    let (before, reads) = (cache.stats(), cache.reads());
+    let (before, reads, selected) = (cache.stats(), cache.reads(), cache.selected());
     let got = answer(model, prompt, cache)?;
     let after = cache.stats();
     let probe = cache.probed();
@@ -172,6 +187,7 @@ fn run_policy(
         Some(id) => cache.selector_bytes(id).map_err(engine_error)? as f64,
         None => 0.0,
     };
+    let selected = cache.selected().since(&selected);
     let (tokens, layers) = (cache.len() as f64, model.config().layers() as f64);
     let figures = Figures {
         resident: resident / tokens / layers,
@@ -182,6 +198,10 @@ fn run_policy(
         mass: probe.mass,
         error: probe.error,
         probes: probe.attends as f64,
+        selections: selected.selections as f64,
+        entries: selected.entries,
+        runs: selected.runs as f64,
+        clusters: selected.clusters as f64,
     };
     Ok((prompt.item_accuracy(&got.predicted), figures))
 }

@@ -69,6 +69,8 @@ impl KvCache for Together<'_, '_> {
     }
 
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
+        // The other caches get the queries as in prefill, so that they can record them.
+        self.caches.iter_mut().skip(1).for_each(|cache| cache.observe(layer, queries));
         self.caches[0].attend(layer, queries, out)
     }
 

@@ -68,6 +68,8 @@ pub struct RecallRun<'a> {
     pub prefill: Option<usize>,
     /// The number of questions about each haystack. `None` asks the prompt's own question.
     pub questions: Option<usize>,
+    /// What prefill computes beside keys and values: queries, if the policy makes a profile of them.
+    pub wanted: Wanted,
     /// The progress bar. It counts tokens before the question.
     pub bar: &'a ProgressBar,
 }
@@ -96,7 +98,7 @@ impl RecallRun<'_> {
                 let (mut full, mut cache) = (full()?, open(prompt)?);
                 let ids = &prompt.prompt[..prompt.query_start];
                 let tick = |tokens| self.bar.inc(tokens as u64);
-                fill(self.model, ids, self.prefill, &mut [&mut full, &mut cache], Wanted::Nothing, &tick)?;
+                fill(self.model, ids, self.prefill, &mut [&mut full, &mut cache], self.wanted, &tick)?;
                 // After the commit the whole prompt is on the devices, so steps read all that they attend to.
                 cache.commit(ids, STATE).context("commit of the prompt")?;
                 let Some(count) = self.questions else {

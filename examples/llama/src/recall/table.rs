@@ -50,6 +50,13 @@ pub struct Row {
     pub reads_per_step: f64,
     /// Milliseconds per decode step, including the model.
     pub step_ms: f64,
+    /// Entries attended per KV head, step and layer that does not attend to everything.
+    pub entries_per_layer: f64,
+    /// Runs of neighbouring groups per step and such a layer: the requests of a store in token order.
+    pub runs_per_layer: f64,
+    /// Chosen clusters per step and such a layer: the requests of a store that keeps clusters together. For a method
+    /// of groups, its runs.
+    pub clusters_per_layer: f64,
     #[serde(skip)]
     prompts: Vec<PromptAccuracy>,
     #[serde(skip)]
@@ -85,6 +92,14 @@ pub(super) struct Figures {
     pub(super) error: f64,
     /// Probed attends.
     pub(super) probes: f64,
+    /// Selections of layers that do not attend to everything.
+    pub(super) selections: f64,
+    /// The sum of [`Row::entries_per_layer`] over selections.
+    pub(super) entries: f64,
+    /// The sum of [`Row::runs_per_layer`] over selections.
+    pub(super) runs: f64,
+    /// The sum of [`Row::clusters_per_layer`] over selections.
+    pub(super) clusters: f64,
 }
 
 impl Figures {
@@ -97,6 +112,10 @@ impl Figures {
         self.mass += other.mass;
         self.error += other.error;
         self.probes += other.probes;
+        self.selections += other.selections;
+        self.entries += other.entries;
+        self.runs += other.runs;
+        self.clusters += other.clusters;
     }
 }
 
@@ -172,11 +191,12 @@ impl Comparison {
         let first = self.rows.len();
         for line in csv.lines().skip(1) {
             let cells: Vec<&str> = line.split(',').collect();
-            let [method, budget, context, _, _, _, _, mass, error, resident, bytes, reads, ms, ref half @ ..] =
+            let [method, budget, context, _, _, _, _, mass, error, resident, bytes, reads, ms, ref rest @ ..] =
                 cells[..]
             else {
                 bail!("{line:?} is not a row of compare.csv")
             };
+            let (half, selected) = rest.split_at(rest.len().min(1));
             let prompts = (context.parse()?, half_of(half)?);
             let known = self.rows.iter().any(|row| row.is_of(method, budget, prompts));
             // Every run has full attention. The row of the first run stays.
@@ -190,6 +210,11 @@ impl Comparison {
             (row.mass_recall, row.output_error) = (mass, error);
             (row.resident_bytes_per_token, row.read_bytes_per_step) = (resident.parse()?, bytes.parse()?);
             (row.reads_per_step, row.step_ms) = (reads.parse()?, ms.parse()?);
+            // Files of earlier versions lack these cells.
+            if let [entries, runs, clusters] = selected {
+                (row.entries_per_layer, row.runs_per_layer) = (entries.parse()?, runs.parse()?);
+                row.clusters_per_layer = clusters.parse()?;
+            }
         }
         for line in prompts_csv.lines().skip(1) {
             let cells: Vec<&str> = line.split(',').collect();
@@ -214,12 +239,13 @@ impl Comparison {
     pub fn csv(&self) -> String {
         let mut out = String::from(
             "method,budget,context,n,accuracy,minus_full,minus_full_interval95,mass_recall,output_error,\
-             resident_bytes_per_token,read_bytes_per_step,reads_per_step,step_ms,half\n",
+             resident_bytes_per_token,read_bytes_per_step,reads_per_step,step_ms,half,entries_per_layer,\
+             runs_per_layer,clusters_per_layer\n",
         );
         for r in &self.rows {
             let _ = writeln!(
                 out,
-                "{},{},{},{},{:.4},{:.4},{:.4},{},{},{:.2},{:.0},{:.1},{:.3},{}",
+                "{},{},{},{},{:.4},{:.4},{:.4},{},{},{:.2},{:.0},{:.1},{:.3},{},{:.2},{:.2},{:.2}",
                 r.method,
                 r.budget,
                 r.context,
@@ -233,7 +259,10 @@ impl Comparison {
                 r.read_bytes_per_step,
                 r.reads_per_step,
                 r.step_ms,
-                r.half.map_or("", Half::name)
+                r.half.map_or("", Half::name),
+                r.entries_per_layer,
+                r.runs_per_layer,
+                r.clusters_per_layer
             );
         }
         out
@@ -292,6 +321,10 @@ impl Row {
         self.read_bytes_per_step = sums.read_bytes / sums.steps;
         self.reads_per_step = sums.reads / sums.steps;
         self.step_ms = sums.seconds * 1e3 / sums.steps;
+        let selections = sums.selections.max(1.0);
+        self.entries_per_layer = sums.entries / selections;
+        self.runs_per_layer = sums.runs / selections;
+        self.clusters_per_layer = sums.clusters / selections;
         self.mass_recall = (sums.probes > 0.0).then(|| sums.mass / sums.probes);
         self.output_error = (sums.probes > 0.0).then(|| sums.error / sums.probes);
     }
@@ -316,7 +349,7 @@ impl fmt::Display for Comparison {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "{:<18} {:>6} {:>7} {:>4} {:>7} {:>15} {:>6} {:>7} {:>8} {:>11} {:>7} {:>8}",
+            "{:<24} {:>6} {:>7} {:>4} {:>7} {:>15} {:>6} {:>7} {:>8} {:>11} {:>7} {:>8} {:>7} {:>6} {:>8}",
             "method",
             "budget",
             "context",
@@ -328,12 +361,16 @@ impl fmt::Display for Comparison {
             "B/token",
             "read/step",
             "reads",
-            "ms/step"
+            "ms/step",
+            "entries",
+            "runs",
+            "clusters"
         )?;
         for r in &self.rows {
             writeln!(
                 f,
-                "{:<18} {:>6} {:>7} {:>4} {:>7.1} {:>6.1} +- {:>5.1} {:>6} {:>7} {:>8.1} {:>11.0} {:>7.1} {:>8.2}{}",
+                "{:<24} {:>6} {:>7} {:>4} {:>7.1} {:>6.1} +- {:>5.1} {:>6} {:>7} {:>8.1} {:>11.0} {:>7.1} {:>8.2} \
+                 {:>7.1} {:>6.1} {:>8.1}{}",
                 r.method,
                 r.budget,
                 r.context,
@@ -347,6 +384,9 @@ impl fmt::Display for Comparison {
                 r.read_bytes_per_step,
                 r.reads_per_step,
                 r.step_ms,
+                r.entries_per_layer,
+                r.runs_per_layer,
+                r.clusters_per_layer,
                 r.half.map_or_else(String::new, |half| format!(" {}", half.name()))
             )?;
         }
@@ -377,6 +417,10 @@ mod tests {
             mass: 1.5,
             error: 0.2,
             probes: 2.0,
+            selections: 4.0,
+            entries: 40.0,
+            runs: 12.0,
+            clusters: 8.0,
         };
         for (id, task, a, b) in [("1", "S", 1.0, 0.0), ("2", "S", 1.0, 1.0), ("3", "MK", 0.0, 0.0)] {
             table.row_of("a", "1/13", (8, None)).add(&prompt(id, task), (a, 1.0), figures);
@@ -387,6 +431,7 @@ mod tests {
         assert!((row.minus_full + 1.0 / 3.0).abs() < 1e-9);
         assert_eq!((row.resident_bytes_per_token, row.read_bytes_per_step, row.step_ms), (8.0, 50.0, 250.0));
         assert!((row.mass_recall.unwrap() - 0.75).abs() < 1e-9 && (row.output_error.unwrap() - 0.1).abs() < 1e-9);
+        assert_eq!((row.entries_per_layer, row.runs_per_layer, row.clusters_per_layer), (10.0, 3.0, 2.0));
         let (mean, half, n) = table.paired("a", "b", "1/13").unwrap();
         assert!((mean - 1.0 / 3.0).abs() < 1e-9 && (half - 1.96 / 3.0).abs() < 1e-9 && n == 3);
         assert!(table.paired("a", "c", "1/13").is_none());
