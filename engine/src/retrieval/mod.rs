@@ -30,6 +30,7 @@ mod sign_bits;
 mod stored_summary;
 mod suffix_summary;
 mod summary;
+mod summary_records;
 mod top_k;
 mod transform_coded;
 

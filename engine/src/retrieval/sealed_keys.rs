@@ -4,6 +4,7 @@ use crate::kernels::widen;
 use crate::retrieval::clusters::MAX_KEY_MAGNITUDE;
 use crate::retrieval::key_group::KeyGroup;
 use crate::retrieval::key_shape::KeyShape;
+use crate::retrieval::summary_records::Records;
 use std::ops::Range;
 
 /// The K planes of consecutive groups.
@@ -12,14 +13,14 @@ pub struct SealedKeys {
     shape: KeyShape,
     /// The group of the first plane.
     first: usize,
-    planes: Vec<u8>,
+    planes: Records<u8>,
 }
 
 impl SealedKeys {
     /// Returns no groups. The first one that is pushed has the index `first`.
     #[must_use]
     pub fn new(shape: KeyShape, first: usize) -> Self {
-        Self { shape, first, planes: Vec::new() }
+        Self { shape, first, planes: Records::new(Self::group_bytes(&shape)) }
     }
 
     /// Returns the bytes of the keys of a group.
@@ -30,13 +31,13 @@ impl SealedKeys {
 
     /// Adds the next group.
     pub fn push(&mut self, group: &KeyGroup<'_>) {
-        self.planes.extend_from_slice(group.plane());
+        self.planes.add().copy_from_slice(group.plane());
     }
 
     /// Returns the groups.
     #[must_use]
     pub fn groups(&self) -> Range<usize> {
-        self.first..self.first + self.planes.len() / Self::group_bytes(&self.shape).max(1)
+        self.first..self.first + self.planes.count()
     }
 
     /// Returns the tokens of the groups.
@@ -48,20 +49,37 @@ impl SealedKeys {
 
     /// Forgets the groups from `groups` on. Cut before its first group, it begins there.
     pub fn truncate(&mut self, groups: usize) {
-        self.planes.truncate(groups.saturating_sub(self.first) * Self::group_bytes(&self.shape));
+        self.planes.truncate(groups.saturating_sub(self.first));
         self.first = self.first.min(groups);
     }
 
     /// Drops all groups. The next one that is pushed follows them.
     pub fn clear(&mut self) {
-        self.first = self.groups().end;
-        self.planes = Vec::new();
+        self.forget_before(usize::MAX);
+    }
+
+    /// Drops the groups before `group`, or all if it comes after them.
+    pub fn forget_before(&mut self, group: usize) {
+        let groups = self.groups();
+        let from = group.clamp(groups.start, groups.end);
+        let mut left = Records::new(Self::group_bytes(&self.shape));
+        left.reserve(groups.end - from);
+        for at in from..groups.end {
+            left.add().copy_from_slice(self.planes.slice(at - groups.start..at + 1 - groups.start));
+        }
+        (self.first, self.planes) = (from, left);
     }
 
     /// Returns the bytes that it takes in memory.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.planes.capacity()
+        self.planes.bytes()
+    }
+
+    /// Returns the most bytes that it takes in memory after `groups` more groups.
+    #[must_use]
+    pub fn bytes_for(&self, groups: usize) -> usize {
+        self.planes.bytes_for(groups)
     }
 
     /// Appends the keys of tokens to `out`, `[tokens, key_dim]`, of one KV head; or of all heads, `[tokens, kv_heads *
@@ -71,12 +89,13 @@ impl SealedKeys {
         let (row, heads) = (key_dim * dtype.bytes(), head.map_or(0..kv_heads, |head| head..head + 1));
         let start = out.len();
         for token in tokens.start.max(self.tokens().start)..tokens.end.min(self.tokens().end) {
-            let plane = (token / group_tokens - self.first) * kv_heads * group_tokens;
+            let group = token / group_tokens - self.first;
+            let plane = self.planes.slice(group..group + 1);
             for head in heads.clone() {
-                let at = (plane + head * group_tokens + token % group_tokens) * row;
+                let at = (head * group_tokens + token % group_tokens) * row;
                 let to = out.len();
                 out.resize(to + key_dim, 0.0);
-                widen(&self.planes[at..at + row], dtype, &mut out[to..]);
+                widen(&plane[at..at + row], dtype, &mut out[to..]);
             }
         }
         let limit = |x: &mut f32| *x = x.clamp(-MAX_KEY_MAGNITUDE, MAX_KEY_MAGNITUDE);

@@ -4,13 +4,16 @@
 //! few bytes per token and serve all clusters of the layer.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::retrieval::adapter::Adapter;
+use crate::retrieval::cluster_choice::options::{ChosenBy, ClusterOptions};
 use crate::retrieval::entry_selector::EntryRequest;
 use crate::retrieval::head_aggregation::HeadAggregation;
 use crate::retrieval::query_batch::QueryBatch;
 use crate::retrieval::selector::{ScoreRequest, each_tile};
 use crate::retrieval::summary::LayerSummary;
-use crate::retrieval::transform_coded::summary::Codes;
+use crate::retrieval::transform_coded::summary::{CodeSpec, Codes};
 use std::any::Any;
+use std::sync::Arc;
 
 /// The predicted weight of each token.
 pub(crate) struct CodedMembers {
@@ -18,6 +21,25 @@ pub(crate) struct CodedMembers {
     first: usize,
     /// The weights of each KV head, or of all heads together.
     heads: Vec<Vec<f32>>,
+}
+
+/// Returns the codes that members are scored by, or none if the options do not ask for them.
+///
+/// # Errors
+/// [`ErrorKind::InvalidArgument`]: the adapter is missing.
+pub(crate) fn member_codes(
+    method: &str,
+    options: &ClusterOptions,
+    adapter: Option<Arc<Adapter>>,
+) -> Result<Option<Arc<CodeSpec>>> {
+    match options.chosen_by {
+        ChosenBy::Representative => Ok(None),
+        ChosenBy::Members => {
+            let text = || format!("{method}:members: an adapter with codes is needed");
+            let none = || Error::new(ErrorKind::InvalidArgument, text());
+            Ok(Some(Arc::new(CodeSpec::new(adapter.ok_or_else(none)?))))
+        }
+    }
 }
 
 /// Returns the codes among the summaries of a method that chooses by members.

@@ -2,6 +2,8 @@
 //!
 //! | file | what it does |
 //! |---|---|
+//! | `clustered_keys` | clusters waiting keys by k-means |
+//! | `cluster_list` | chooses among the clusters of one list |
 //! | `representatives` | scores clusters by one vector each, a centroid or the key of a medoid |
 //! | `member_codes` | scores clusters by the sum of their members' transform-coded keys |
 //! | `take` | takes clusters by falling score until the budget is used |
@@ -9,13 +11,15 @@
 //!
 //! Invariant: a token is chosen once per list, however many clusters hold it, and the budget counts distinct tokens.
 
+mod cluster_list;
+mod clustered_keys;
 mod member_codes;
 mod options;
 mod representatives;
 mod take;
 
-pub(crate) use member_codes::{CodedMembers, coded_members};
+pub(crate) use cluster_list::{ClusterList, choose_clusters};
+pub(crate) use clustered_keys::{ClusteredKeys, cluster_keys, cluster_keys_bytes, first_entries};
+pub(crate) use member_codes::{coded_members, member_codes};
 pub(crate) use options::ClusterOptions;
 pub use options::{ChosenBy, HeadSharing};
-pub(crate) use representatives::Representatives;
-pub(crate) use take::{Taken, take_clusters};

@@ -1,5 +1,10 @@
 //! The options of a method that chooses clusters, as parsed from its name (`dynakv:16:members:joint`).
 
+use crate::retrieval::key_shape::KeyShape;
+
+/// The entries of the largest cluster over the mean size.
+const MAX_OVER_MEAN: usize = 4;
+
 /// What a cluster is scored by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ChosenBy {
@@ -26,4 +31,27 @@ pub(crate) struct ClusterOptions {
     pub(crate) mean_size: usize,
     pub(crate) chosen_by: ChosenBy,
     pub(crate) sharing: HeadSharing,
+}
+
+impl ClusterOptions {
+    /// Returns the entries of the largest cluster, for clusters that have a limit.
+    pub(crate) fn max_size(&self) -> usize {
+        self.mean_size.saturating_mul(MAX_OVER_MEAN).max(4)
+    }
+
+    /// Returns the KV head of each list of clusters; one list without a head if clusters are joint.
+    pub(crate) fn heads(&self, shape: &KeyShape) -> Vec<Option<usize>> {
+        match self.sharing {
+            HeadSharing::PerHead => (0..shape.kv_heads).map(Some).collect(),
+            HeadSharing::Joint => vec![None],
+        }
+    }
+
+    /// Returns the elements of a key of a list.
+    pub(crate) fn dim(&self, shape: &KeyShape) -> usize {
+        match self.sharing {
+            HeadSharing::PerHead => shape.key_dim,
+            HeadSharing::Joint => shape.width(),
+        }
+    }
 }

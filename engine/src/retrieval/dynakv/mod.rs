@@ -2,7 +2,7 @@
 //!
 //! Source: DynaKV, sections 4.1 and 4.2. How the method works here:
 //! 1. When the selector is attached, the keys of all sealed groups are clustered by k-means, per KV head. A sequence
-//!    that is shorter than [`FIRST_ENTRIES`](summary::FIRST_ENTRIES) tokens is clustered when it has that many.
+//!    that is shorter than 256 tokens is clustered when it has that many.
 //! 2. Each later group adapts the clusters: nearest centroid, variance, flag, buffer, delayed split.
 //! 3. A query chooses clusters by their centroids, or by the sum of their members' codes (`:members`).
 //!

@@ -1,11 +1,12 @@
 //! Selection by adaptive clusters.
 
-use super::summary::{AdaptiveLayer, AdaptiveList, AdaptiveSpec};
-use crate::error::{Error, ErrorKind, Result};
+use super::summary::{AdaptiveLayer, AdaptiveSpec};
+use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::cluster_choice::{
-    ChosenBy, ClusterOptions, CodedMembers, HeadSharing, Representatives, Taken, coded_members, take_clusters,
+    ClusterList, ClusterOptions, HeadSharing, choose_clusters, coded_members, member_codes,
 };
+use crate::retrieval::clusters::AdaptiveClusters;
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
@@ -25,38 +26,8 @@ impl DynaKv {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: the adapter is missing.
     pub(crate) fn new(options: ClusterOptions, adapter: Option<Arc<Adapter>>) -> Result<Self> {
-        let codes = match options.chosen_by {
-            ChosenBy::Representative => None,
-            ChosenBy::Members => {
-                let none = || Error::new(ErrorKind::InvalidArgument, "dynakv:members: an adapter with codes is needed");
-                Some(Arc::new(CodeSpec::new(adapter.ok_or_else(none)?)))
-            }
-        };
+        let codes = member_codes("dynakv", &options, adapter)?;
         Ok(Self { options, codes })
-    }
-
-    /// Returns what a list chooses.
-    fn choose_of_list(
-        &self,
-        (at, list): (usize, &AdaptiveList),
-        codes: Option<&CodedMembers>,
-        ask: &EntryRequest<'_>,
-    ) -> Result<Taken> {
-        let clusters = &list.clusters;
-        let members = |cluster: usize| clusters.members(cluster as u32).unwrap_or_default();
-        let head = (self.options.sharing == HeadSharing::PerHead).then_some(at);
-        let scores = match codes {
-            Some(codes) => (0..clusters.len()).map(|cluster| codes.score(at, members(cluster), ask)).collect(),
-            None => {
-                let has_members = |cluster: usize| clusters.stats()[cluster].size() > 0;
-                Representatives { vectors: clusters.centroids(), head }.scores(ask, has_members)
-            }
-        };
-        let mut buffered = Vec::with_capacity(clusters.buffered());
-        for cluster in 0..clusters.len() as u32 {
-            buffered.extend_from_slice(clusters.buffer(cluster)?);
-        }
-        Ok(take_clusters(&scores, members, buffered.into_iter(), &ask.tokens, ask.budget))
     }
 }
 
@@ -89,11 +60,32 @@ impl EntrySelector for DynaKv {
         let layer: &AdaptiveLayer = summary_as(summaries)?;
         let is_joint = self.options.sharing == HeadSharing::Joint;
         let codes = self.codes.as_ref().map(|_| coded_members(summaries, ask, is_joint)).transpose()?;
-        let lists = layer.lists().iter().enumerate();
-        let taken = lists.map(|list| self.choose_of_list(list, codes.as_ref(), ask)).collect::<Result<Vec<_>>>()?;
+        let mut taken = Vec::with_capacity(layer.lists().len());
+        for (at, head) in self.options.heads(&ask.shape).into_iter().enumerate().take(layer.lists().len()) {
+            let clusters = &layer.lists()[at].clusters;
+            let mut buffered = Vec::with_capacity(clusters.buffered());
+            for cluster in 0..clusters.len() as u32 {
+                buffered.extend_from_slice(clusters.buffer(cluster)?);
+            }
+            taken.push(choose_clusters(clusters, (at, head), codes.as_ref(), buffered.into_iter(), ask));
+        }
         let clusters = taken.iter().map(|taken| taken.clusters.len()).sum();
         let (heads, retrieved) = taken.into_iter().map(|taken| (taken.tokens, taken.clusters)).unzip();
         layer.retrieve(retrieved);
         Ok(ChosenEntries { heads, clusters })
+    }
+}
+
+impl ClusterList for AdaptiveClusters {
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn members(&self, cluster: usize) -> &[u32] {
+        Self::members(self, cluster as u32).unwrap_or_default()
+    }
+
+    fn centroids(&self) -> &[f32] {
+        Self::centroids(self)
     }
 }

@@ -4,7 +4,7 @@
 //! 1. A pushed group waits with its keys ([`LayerSummary::push`]).
 //! 2. [`LayerSummary::advance`] builds the first clusters as soon as there are enough keys, by k-means.
 //! 3. It then adds the waiting tokens one by one to the clusters of each list. A split of a cluster needs the keys of
-//!    its members. Those of earlier groups are asked for.
+//!    its members. It asks for the keys of earlier groups.
 //! 4. When every list has every waiting token, the keys are dropped and the groups are covered.
 //!
 //! Invariants:
@@ -16,18 +16,16 @@
 
 use crate::error::Result;
 use crate::metrics::lock;
-use crate::retrieval::cluster_choice::{ClusterOptions, HeadSharing};
-use crate::retrieval::clusters::{AdaptOptions, AdaptiveClusters, KMeans, KMeansOptions};
+use crate::retrieval::cluster_choice::{
+    ClusterOptions, ClusteredKeys, cluster_keys, cluster_keys_bytes, first_entries,
+};
+use crate::retrieval::clusters::{AdaptOptions, AdaptiveClusters};
 use crate::retrieval::sealed_keys::SealedKeys;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
 use std::sync::Mutex;
 
-/// The fewest tokens that are clustered at first.
-pub(super) const FIRST_ENTRIES: usize = 256;
 /// The quantile of the variances of a list's first clusters that is its threshold.
 const THRESHOLD_QUANTILE: f64 = 0.9;
-/// The entries of the largest cluster over the mean size.
-const MAX_OVER_MEAN: usize = 4;
 /// The seed of all random choices.
 const SEED: u64 = 0x6479_6e61_6b76;
 
@@ -68,7 +66,7 @@ pub(super) struct AdaptiveLayer {
     waiting: SealedKeys,
     /// True if the first clusters are to be built from all waiting groups.
     builds_all: bool,
-    /// The keys of earlier groups that were supplied for splits.
+    /// The keys of earlier groups that were supplied for splits, at most one per entry of the largest split.
     supplied: Vec<SealedKeys>,
     /// The clusters of each list that the newest selection chose.
     retrieved: Mutex<Vec<Vec<u32>>>,
@@ -105,50 +103,22 @@ impl AdaptiveLayer {
         *lock(&self.retrieved) = clusters;
     }
 
-    /// Returns the KV head of each list.
-    fn heads(&self) -> Vec<Option<usize>> {
-        match self.options.sharing {
-            HeadSharing::PerHead => (0..self.shape.kv_heads).map(Some).collect(),
-            HeadSharing::Joint => vec![None],
-        }
-    }
-
     /// Returns the elements of a key of a list.
     fn dim(&self) -> usize {
-        match self.options.sharing {
-            HeadSharing::PerHead => self.shape.key_dim,
-            HeadSharing::Joint => self.shape.width(),
-        }
-    }
-
-    fn max_size(&self) -> usize {
-        (MAX_OVER_MEAN * self.options.mean_size).max(4)
+        self.options.dim(&self.shape)
     }
 
     /// Builds the first clusters, if there are enough keys.
     fn build(&mut self) -> Result<()> {
-        let waiting = self.waiting.tokens();
-        let entries =
-            if self.builds_all { waiting.len() } else { FIRST_ENTRIES.next_multiple_of(self.shape.group_tokens) };
-        if waiting.start > 0 || waiting.len() < entries.max(FIRST_ENTRIES) {
+        let Some(entries) = first_entries(&self.waiting, self.shape.group_tokens, self.builds_all) else {
             return Ok(());
-        }
-        let (dim, max_size) = (self.dim(), self.max_size());
-        let mut rows = vec![Vec::new(); self.heads().len()];
-        for (head, rows) in self.heads().into_iter().zip(&mut rows) {
-            rows.reserve_exact(entries * dim);
-            self.waiting.rows(0..entries, head, rows);
-        }
-        let views: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
-        let options =
-            KMeansOptions { clusters: (entries / self.options.mean_size).clamp(1, entries), seed: SEED, metric: None };
-        let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let fitted = KMeans::fit_heads(&views, dim, &options, threads)?;
-        let mut lists = Vec::with_capacity(rows.len());
-        for (rows, fitted) in rows.iter().zip(fitted) {
-            let initial = fitted.capped_lists(rows, max_size, SEED)?;
+        };
+        let (dim, max_size) = (self.dim(), self.options.max_size());
+        let clustered = cluster_keys(&self.waiting, 0..entries, (&self.shape, &self.options), SEED)?;
+        let mut lists = Vec::with_capacity(clustered.len());
+        for ClusteredKeys { rows, lists: initial } in clustered {
             let options = AdaptOptions { max_size, seed: SEED, ..AdaptOptions::default() };
-            let mut clusters = AdaptiveClusters::new(rows, dim, &initial, options)?;
+            let mut clusters = AdaptiveClusters::new(&rows, dim, &initial, options)?;
             clusters.set_threshold(clusters.quantile_of_variances(THRESHOLD_QUANTILE)?)?;
             lists.push(AdaptiveList { clusters, next: entries, begun: 0 });
         }
@@ -162,7 +132,11 @@ impl AdaptiveLayer {
         loop {
             if let Some(split) = self.lists[at].clusters.next_split() {
                 let entries = self.lists[at].clusters.entries_to_split(split.cluster)?;
-                let wanted = self.unknown_groups(&entries);
+                let mut wanted = self.unknown_groups(&entries);
+                if self.supplied.len() + wanted.len() > self.largest_split() {
+                    self.supplied.clear();
+                    wanted = self.unknown_groups(&entries);
+                }
                 if !wanted.is_empty() {
                     return Ok(wanted);
                 }
@@ -212,9 +186,15 @@ impl AdaptiveLayer {
         }
     }
 
+    /// Returns the most entries that a split divides: the members of a cluster and its buffer.
+    fn largest_split(&self) -> usize {
+        self.options.max_size().saturating_add(AdaptOptions::default().buffer_limit)
+    }
+
     /// Returns the bytes of the clusters of `entries` tokens, of which there are `clusters` in each list.
     fn cluster_bytes(&self, clusters: usize, entries: usize) -> usize {
-        self.heads().len() * (AdaptiveClusters::bytes_for(clusters, self.dim(), entries) + size_of::<AdaptiveList>())
+        self.options.heads(&self.shape).len()
+            * (AdaptiveClusters::bytes_for(clusters, self.dim(), entries) + size_of::<AdaptiveList>())
     }
 }
 
@@ -257,20 +237,16 @@ impl LayerSummary for AdaptiveLayer {
         if waiting == 0 {
             return self.bytes();
         }
-        let planes = waiting * SealedKeys::group_bytes(&self.shape);
-        let clusters = self.lists.iter().map(|list| list.clusters.len()).max();
-        let scratch = match clusters {
-            // A split reads the members of a cluster, at most one group each.
-            Some(_) => self.max_size() * SealedKeys::group_bytes(&self.shape),
-            None => {
-                let first = (entries / self.options.mean_size).max(1);
-                let options = KMeansOptions { clusters: first, seed: SEED, metric: None };
-                let rows = entries * self.shape.width() * size_of::<f32>();
-                rows + self.heads().len() * KMeans::bytes_for(entries, self.dim(), &options)
-            }
+        let scratch = match self.lists.is_empty() {
+            true => cluster_keys_bytes(entries, &self.shape, &self.options),
+            // A split reads the keys of its entries, at most one group each.
+            false => self.largest_split().min(entries) * SealedKeys::group_bytes(&self.shape),
         };
-        // At most every second new token opens a cluster: a split needs at least four entries.
-        planes + scratch + self.cluster_bytes(clusters.unwrap_or(1) + new.div_ceil(2), entries)
+        let clusters = self.lists.iter().map(|list| list.clusters.len()).max().unwrap_or(0);
+        // Each new or buffered token may have one cluster split, into at most one cluster per member.
+        let splits = new.saturating_add(AdaptOptions::default().buffer_limit);
+        let opened = splits.saturating_mul(self.largest_split()).min(entries);
+        self.waiting.bytes_for(groups) + scratch + self.cluster_bytes(clusters + opened, entries)
     }
 
     fn has_clusters(&self) -> bool {
@@ -292,7 +268,7 @@ impl LayerSummary for AdaptiveLayer {
         if self.step.is_none() {
             self.step = Some(std::mem::take(&mut *lock(&self.retrieved)));
         }
-        for (at, head) in self.heads().into_iter().enumerate() {
+        for (at, head) in self.options.heads(&self.shape).into_iter().enumerate() {
             let wanted = self.advance_list(at, head)?;
             if !wanted.is_empty() {
                 return Ok(wanted);

@@ -1,0 +1,72 @@
+//! The clusters of waiting keys by k-means, for each list of a layer.
+//!
+//! 1. The first clusters are built when the method is attached, from the keys that the sequence has. A sequence that is
+//!    shorter than [`FIRST_ENTRIES`] tokens is clustered when it has that many.
+//! 2. There is one cluster per `mean_size` tokens. Clusters above the limit of the options are halved.
+
+use crate::error::Result;
+use crate::retrieval::cluster_choice::options::ClusterOptions;
+use crate::retrieval::clusters::{ClusterLists, KMeans, KMeansOptions};
+use crate::retrieval::key_shape::KeyShape;
+use crate::retrieval::sealed_keys::SealedKeys;
+use std::ops::Range;
+
+/// The fewest tokens that are clustered at first.
+pub(crate) const FIRST_ENTRIES: usize = 256;
+
+/// The keys of one list and their clusters.
+pub(crate) struct ClusteredKeys {
+    /// `[entries, dim]`.
+    pub(crate) rows: Vec<f32>,
+    /// The members of each cluster, as indices of `rows`.
+    pub(crate) lists: ClusterLists,
+}
+
+/// Returns the number of tokens that the first clusters are built from: all if `builds_all`. Returns none while there
+/// are too few, or if the waiting keys do not begin with the first token.
+pub(crate) fn first_entries(waiting: &SealedKeys, group_tokens: usize, builds_all: bool) -> Option<usize> {
+    let tokens = waiting.tokens();
+    let entries = if builds_all { tokens.len() } else { FIRST_ENTRIES.next_multiple_of(group_tokens) };
+    (tokens.start == 0 && tokens.len() >= entries.max(FIRST_ENTRIES)).then_some(entries)
+}
+
+/// Clusters tokens, of which `keys` has all keys, for each list.
+///
+/// # Errors
+/// The errors of k-means.
+pub(crate) fn cluster_keys(
+    keys: &SealedKeys,
+    tokens: Range<usize>,
+    (shape, options): (&KeyShape, &ClusterOptions),
+    seed: u64,
+) -> Result<Vec<ClusteredKeys>> {
+    let (dim, entries) = (options.dim(shape), tokens.len());
+    let mut rows = vec![Vec::new(); options.heads(shape).len()];
+    for (head, rows) in options.heads(shape).into_iter().zip(&mut rows) {
+        rows.reserve_exact(entries * dim);
+        keys.rows(tokens.clone(), head, rows);
+    }
+    let views: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
+    let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let fitted = KMeans::fit_heads(&views, dim, &k_means(entries, options, seed), threads)?;
+    let mut clustered = Vec::with_capacity(rows.len());
+    for (rows, fitted) in rows.into_iter().zip(fitted) {
+        let lists = fitted.capped_lists(&rows, options.max_size(), seed)?;
+        clustered.push(ClusteredKeys { rows, lists });
+    }
+    Ok(clustered)
+}
+
+/// Returns the most bytes that [`cluster_keys`] takes for this many tokens, its result included.
+pub(crate) fn cluster_keys_bytes(entries: usize, shape: &KeyShape, options: &ClusterOptions) -> usize {
+    if entries == 0 {
+        return 0;
+    }
+    let rows = entries * shape.width() * size_of::<f32>();
+    let fit = KMeans::bytes_for(entries, options.dim(shape), &k_means(entries, options, 0));
+    rows + options.heads(shape).len() * (fit + ClusterLists::bytes_for(entries, entries))
+}
+
+fn k_means(entries: usize, options: &ClusterOptions, seed: u64) -> KMeansOptions<'static> {
+    KMeansOptions { clusters: (entries / options.mean_size).clamp(1, entries), seed, metric: None }
+}
