@@ -2,16 +2,32 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use stratakv::retrieval::{HeadAggregation, MethodSpec, SelectorId};
+use stratakv::retrieval::{
+    AdapterFit, ChosenUnit, EntryRequest, HeadAggregation, KeyGroup, KeyShape, MethodSpec, SelectorId, methods,
+};
 use stratakv::{
     Budget, CreateOptions, DType, Durability, ErrorKind, KvLayout, SelectOptions, SelectRequest, Selection, Sequence,
     Store, TensorView, attend,
 };
+use stratakv_testing::rng::Rng;
 
 const KV_HEADS: usize = 2;
 const Q_HEADS: usize = 4;
 const DIM: usize = 8;
 const GROUP: usize = 8;
+
+/// Every method that chooses entries without a profile, some of them in two ways.
+const METHODS: [&str; 9] = [
+    "dynakv:8",
+    "dynakv:8:joint",
+    "clusterkv:8",
+    "clusterkv:8:joint",
+    "kmeans:8",
+    "kmeans:8:joint",
+    "pqcache:16",
+    "pqcache:300",
+    "tokens",
+];
 
 /// Returns `[tokens, KV_HEADS, DIM]` elements around one of a few centres, as the tokens from `first` on have them.
 fn rows(first: usize, tokens: usize, seed: u64) -> Vec<f32> {
@@ -76,15 +92,21 @@ fn entries(selection: &Selection) -> [Vec<u64>; KV_HEADS] {
 fn every_cluster_is_full_attention_to_the_bit() {
     let mut stored = empty();
     stored.append(1003, 1);
-    let id = stored.attach("dynakv:4");
     let all = stored.sequence.select(0, SelectRequest::all()).unwrap();
-    for seed in 0..4 {
-        let chosen = stored.select(id, &query(seed), 1003);
-        assert_eq!(chosen.tokens(), 1003);
-        assert_eq!(stored.output(&query(seed), &chosen), stored.output(&query(seed), &all));
-        // One entry less than everything is left to the method, which leaves out a cluster.
-        let chosen = stored.select(id, &query(seed), 995);
-        assert!(entries(&chosen).iter().all(|own| (900..=995).contains(&own.len())), "{chosen:?}");
+    for method in ["dynakv:4", "clusterkv:4", "kmeans:4", "kmeans:4:joint", "pqcache:16", "tokens"] {
+        let id = stored.attach(method);
+        for seed in 0..4 {
+            let chosen = stored.select(id, &query(seed), 1003);
+            assert_eq!(chosen.tokens(), 1003);
+            assert_eq!(stored.output(&query(seed), &chosen), stored.output(&query(seed), &all), "{method}");
+            // Less than everything is left to the method, which leaves out a cluster or single tokens.
+            let chosen = stored.select(id, &query(seed), 995);
+            let is_full = |own: &Vec<u64>| match method {
+                "pqcache:16" | "tokens" => own.len() == 995,
+                _ => (900..=995).contains(&own.len()),
+            };
+            assert!(entries(&chosen).iter().all(is_full), "{method}: {chosen:?}");
+        }
     }
 }
 
@@ -103,13 +125,31 @@ fn heads_attend_to_clusters_of_their_own_or_to_joint_ones() {
 
 #[test]
 fn a_method_without_clusters_yet_attends_to_everything() {
+    for method in ["dynakv:8", "clusterkv:8", "kmeans:8", "pqcache:16"] {
+        let mut stored = empty();
+        let id = stored.attach(method);
+        stored.append(200, 3);
+        assert_eq!(stored.select(id, &query(0), 64).tokens(), 200, "{method}");
+        // At 256 tokens the first clusters are built. Later tokens of ClusterKV wait for their own clusters.
+        stored.append(120, 3);
+        let most = if method == "clusterkv:8" { 320 - 256 + 64 } else { 64 };
+        assert!(entries(&stored.select(id, &query(0), 64)).iter().all(|own| own.len() <= most), "{method}");
+    }
+}
+
+#[test]
+fn new_tokens_of_clusterkv_are_attended_until_they_are_clustered() {
     let mut stored = empty();
-    let id = stored.attach("dynakv:8");
-    stored.append(200, 3);
-    assert_eq!(stored.select(id, &query(0), 64).tokens(), 200);
-    // At 256 tokens the first clusters are built.
-    stored.append(120, 3);
-    assert!(entries(&stored.select(id, &query(0), 64)).iter().all(|own| own.len() <= 64));
+    stored.append(600, 4);
+    let id = stored.attach("clusterkv:8");
+    stored.append(304, 4);
+    for own in entries(&stored.select(id, &query(0), 64)) {
+        assert!(own.len() == 304 && (600..904).all(|token| own.contains(&token)), "{own:?}");
+    }
+    stored.append(16, 4);
+    for own in entries(&stored.select(id, &query(0), 64)) {
+        assert!(own.len() <= 64 && own.len() > 40 && !(600..904).all(|token| own.contains(&token)), "{own:?}");
+    }
 }
 
 #[test]
@@ -130,15 +170,14 @@ fn a_method_that_takes_no_profile_says_so() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
 
     /// Clusters depend on tokens, cuts and selections, not on the pieces in which tokens are appended.
     #[test]
     fn pieces_of_appends_do_not_change_what_is_selected(
-        pieces in prop::collection::vec(1_usize..90, 1..20), at_once in 1_usize..600, joint in any::<bool>(),
-        cut in 0_usize..700, seed in 0_u64..50,
+        pieces in prop::collection::vec(1_usize..90, 1..20), at_once in 1_usize..600,
+        method in prop::sample::select(METHODS.to_vec()), cut in 0_usize..700, seed in 0_u64..50,
     ) {
-        let method = if joint { "dynakv:8:joint" } else { "dynakv:8" };
         let total: usize = pieces.iter().sum();
         let mut both = Vec::new();
         for whole in [true, false] {
@@ -160,10 +199,68 @@ proptest! {
                 let distinct: BTreeSet<u64> = own.iter().copied().collect();
                 prop_assert!(distinct.len() == own.len() && own.iter().all(|token| *token < length));
                 prop_assert!((length - length % GROUP as u64..length).all(|token| distinct.contains(&token)));
-                prop_assert!(own.len() <= 96 || length < 256 || own.len() as u64 == length, "{} {length}", own.len());
+                let most = if method.starts_with("clusterkv") { 320 + 16 } else { 96 };
+                prop_assert!(own.len() <= most || length < 256 || own.len() as u64 == length, "{} {length}", own.len());
             }
             both.push((first, second, stored.output(&query(seed), &chosen)));
         }
         prop_assert_eq!(&both[0], &both[1]);
+    }
+
+    /// The engine accounts the bytes before it pushes groups, and the summary must keep within them.
+    #[test]
+    fn summaries_take_at_most_the_bytes_that_they_announced(
+        steps in prop::collection::vec((0_usize..60, any::<bool>(), 0_usize..90), 1..10), attached_at in 0_usize..4,
+        (key_dim, group_tokens, mean_size) in (1_usize..9, 1_usize..20, 1_usize..20), seed in any::<u64>(),
+    ) {
+        let shape = KeyShape { kv_heads: KV_HEADS, key_dim, group_tokens, dtype: DType::F32 };
+        let mut random = Rng(seed);
+        let entry_methods = methods().iter().filter(|method| method.unit != ChosenUnit::Groups);
+        for method in entry_methods.filter(|method| method.adapter == AdapterFit::None) {
+            let sized = format!("{}:{mean_size}", method.name);
+            let spec: MethodSpec = sized.parse().or_else(|_| method.name.parse()).unwrap();
+            let selector = spec.selector(None).unwrap();
+            let mut layer = selector.summaries()[0].layer(0, shape).unwrap();
+            let mut planes: Vec<Vec<u8>> = Vec::new();
+            for (step, (groups, advances, left)) in steps.iter().enumerate() {
+                let most = layer.bytes_for(*groups);
+                for index in planes.len()..planes.len() + groups {
+                    let elements = KV_HEADS * group_tokens * key_dim;
+                    let topic = (random.below(9) as f32, 0.1 * random.unit());
+                    let plane = (0..elements).flat_map(|_| (topic.0 + topic.1 * random.unit()).to_le_bytes()).collect();
+                    planes.push(plane);
+                    layer.push(&KeyGroup::new(shape, &planes[index], index as u64).unwrap());
+                    prop_assert!(layer.bytes() <= most, "{spec}: {} of {most}", layer.bytes());
+                }
+                if step == attached_at {
+                    layer.attached();
+                }
+                let mut wanted = if *advances { layer.advance().unwrap() } else { Vec::new() };
+                while !wanted.is_empty() {
+                    for group in wanted {
+                        layer.supply(&KeyGroup::new(shape, &planes[group as usize], group).unwrap());
+                    }
+                    prop_assert!(layer.bytes() <= most, "{spec} in a split: {} of {most}", layer.bytes());
+                    wanted = layer.advance().unwrap();
+                }
+                prop_assert!(layer.bytes() <= most, "{spec}: {} of {most}", layer.bytes());
+                prop_assert!(layer.bytes() <= layer.bytes_for(0), "{spec}");
+                if let Some(entries) = selector.entries().filter(|_| step % 2 == 0) {
+                    let covered = entries.covered_groups(&[layer.as_ref()]).unwrap_or(0);
+                    let tokens = 0..covered * group_tokens;
+                    let query: Vec<f32> = (0..Q_HEADS * key_dim).map(|_| random.unit()).collect();
+                    let aggregation = HeadAggregation::Softmax;
+                    let ask = EntryRequest { query: &query, shape, scale: 1.0, aggregation, tokens, budget: 64 };
+                    if covered > 0 {
+                        let _ = entries.choose(&[layer.as_ref()], &ask).unwrap();
+                    }
+                }
+                if *left < 30 {
+                    planes.truncate(*left);
+                    layer.truncate(planes.len());
+                    prop_assert!(layer.bytes() <= layer.bytes_for(0), "{spec} after a cut");
+                }
+            }
+        }
     }
 }

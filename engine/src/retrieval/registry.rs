@@ -9,7 +9,9 @@ use crate::retrieval::adapter::Adapter;
 use crate::retrieval::cluster_choice::{ChosenBy, HeadSharing};
 use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodChoice, MethodParameter};
 use crate::retrieval::selector::{HeadAggregation, Selector};
-use crate::retrieval::{block_mean, bounds, dynakv, exact, low_rank, shadowkv, sign_bits, transform_coded};
+use crate::retrieval::{
+    block_mean, bounds, dynakv, exact, fixed_clusters, low_rank, pqcache, shadowkv, sign_bits, tokens, transform_coded,
+};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -25,7 +27,11 @@ const METHODS: &[&Method] = &[
     &transform_coded::TRANSFORM_CODED,
     &sign_bits::SIGN_BITS,
     &dynakv::DYNAKV,
+    &fixed_clusters::CLUSTERKV,
+    &fixed_clusters::KMEANS,
+    &pqcache::PQCACHE,
     &exact::ORACLE,
+    &tokens::TOKENS,
 ];
 
 /// Returns every method of this crate.
@@ -261,6 +267,12 @@ mod tests {
         {
             assert_eq!(text.parse::<MethodSpec>().unwrap().to_string(), text);
         }
+        for text in
+            ["clusterkv:8:members:heads", "kmeans:16:joint:softmax", "dynakv:4:members", "pqcache:64", "tokens:raw"]
+        {
+            assert_eq!(text.parse::<MethodSpec>().unwrap().to_string(), text);
+        }
+        assert_eq!("kmeans:members".parse::<MethodSpec>().unwrap().to_string(), "kmeans:16:members");
         assert_eq!("quest".parse::<MethodSpec>().unwrap().to_string(), "minmax");
         assert_eq!("tck".parse::<MethodSpec>().unwrap().adapter_name().unwrap(), "tck-64");
         assert_eq!("shadowkv:20".parse::<MethodSpec>().unwrap().reconstruct_rank(), Some(20));
@@ -275,6 +287,8 @@ mod tests {
             ("tck:0", "positive number"),
             ("tck:x", "positive number"),
             ("minmax:3", "takes no number"),
+            ("tokens:3", "takes no number"),
+            ("pqcache:members", "positive number"),
             ("tck:64:32", "two numbers"),
             ("tck:raw:64", "after the aggregation"),
             ("tck:raw:group", "after the aggregation"),

@@ -7,6 +7,7 @@
 //! | `representatives` | scores clusters by one vector each, a centroid or the key of a medoid |
 //! | `member_codes` | scores clusters by the sum of their members' transform-coded keys |
 //! | `take` | takes clusters by falling score until the budget is used |
+//! | `take_tokens` | takes the best single tokens, for methods without clusters |
 //! | `options` | the parts of a method's name: mean size, chooser, heads |
 //!
 //! Invariant: a token is chosen once per list, however many clusters hold it, and the budget counts distinct tokens.
@@ -17,9 +18,11 @@ mod member_codes;
 mod options;
 mod representatives;
 mod take;
+mod take_tokens;
 
 pub(crate) use cluster_list::{ClusterList, choose_clusters};
-pub(crate) use clustered_keys::{ClusteredKeys, cluster_keys, cluster_keys_bytes, first_entries};
+pub(crate) use clustered_keys::{ClusteredKeys, FIRST_ENTRIES, cluster_keys, cluster_keys_bytes, first_entries};
 pub(crate) use member_codes::{coded_members, member_codes};
 pub(crate) use options::ClusterOptions;
 pub use options::{ChosenBy, HeadSharing};
+pub(crate) use take_tokens::take_tokens;

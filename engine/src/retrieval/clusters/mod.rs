@@ -54,4 +54,6 @@ pub use kmeans::{KMeans, KMeansOptions};
 pub use lists::ClusterLists;
 pub use maintenance::{ClusterMaintenance, MAX_MAINTENANCE_STEPS, MaintenanceRadius};
 pub use planted::{PlantedOptions, PlantedTopics};
+#[cfg(test)]
+pub(in crate::retrieval) use random::SeededRandom;
 pub use swarm::{MedoidClustering, MedoidClusters, MedoidOptions};

@@ -2,22 +2,22 @@
 
 /// A stream of random numbers. The same seed gives the same numbers on every machine.
 #[derive(Clone, Debug)]
-pub(super) struct SeededRandom(u64);
+pub(in crate::retrieval) struct SeededRandom(u64);
 
 impl SeededRandom {
     /// Returns the stream of a seed.
-    pub(super) fn new(seed: u64) -> Self {
+    pub(in crate::retrieval) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// Returns a stream of its own for part `index` of what this seed decides.
-    pub(super) fn of_part(seed: u64, index: u64) -> Self {
+    pub(in crate::retrieval) fn of_part(seed: u64, index: u64) -> Self {
         let mut parts = Self(seed ^ index.wrapping_mul(0xd134_2543_de82_ef95));
         Self(parts.bits())
     }
 
     /// Returns 64 random bits.
-    pub(super) fn bits(&mut self) -> u64 {
+    pub(in crate::retrieval) fn bits(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut x = self.0;
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -26,23 +26,23 @@ impl SeededRandom {
     }
 
     /// Returns a number below `limit`, or 0 for a limit of 0.
-    pub(super) fn below(&mut self, limit: usize) -> usize {
+    pub(in crate::retrieval) fn below(&mut self, limit: usize) -> usize {
         ((u128::from(self.bits()) * limit as u128) >> 64) as usize
     }
 
     /// Returns a number from 0 to below 1.
-    pub(super) fn unit(&mut self) -> f64 {
+    pub(in crate::retrieval) fn unit(&mut self) -> f64 {
         (self.bits() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
     /// Returns a number of the normal distribution with mean 0 and variance 1 (Box and Muller, 1958).
-    pub(super) fn normal(&mut self) -> f64 {
+    pub(in crate::retrieval) fn normal(&mut self) -> f64 {
         let radius = (-2.0 * (1.0 - self.unit()).ln()).sqrt();
         radius * (std::f64::consts::TAU * self.unit()).cos()
     }
 
     /// Shuffles a slice (Fisher and Yates).
-    pub(super) fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub(in crate::retrieval) fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, self.below(at + 1));
         }

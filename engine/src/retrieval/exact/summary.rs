@@ -54,6 +54,31 @@ impl Exact {
         };
         (padded, score)
     }
+
+    /// Writes the raw scores `[tokens, lanes]` of tokens of one KV head. The weights are `[key_dim, lanes]`, with a
+    /// multiple of 8 lanes.
+    pub(crate) fn score_head(
+        &self,
+        tokens: &Range<usize>,
+        head: usize,
+        (weights, lanes): (&[f32], usize),
+        out: &mut [f32],
+    ) {
+        let KeyShape { key_dim, group_tokens, dtype, .. } = self.shape;
+        let row = key_dim * dtype.bytes();
+        let mut keys = vec![0.0; key_dim * group_tokens];
+        let mut token = tokens.start;
+        while token < tokens.end {
+            let count = (group_tokens - token % group_tokens).min(tokens.end - token);
+            let plane = self.planes.slice(token / group_tokens..token / group_tokens + 1);
+            let rows = &plane[(head * group_tokens + token % group_tokens) * row..][..count * row];
+            let keys = &mut keys[..count * key_dim];
+            widen(rows, dtype, keys);
+            let out = &mut out[(token - tokens.start) * lanes..][..count * lanes];
+            multiply_by_lanes(keys, weights, key_dim, lanes, out);
+            token += count;
+        }
+    }
 }
 
 impl LayerSummary for Exact {

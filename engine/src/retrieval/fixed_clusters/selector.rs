@@ -1,0 +1,76 @@
+//! Selection by clusters that never change.
+
+use super::summary::{FixedClusterSpec, FixedLayer, LaterTokens};
+use crate::error::Result;
+use crate::retrieval::adapter::Adapter;
+use crate::retrieval::cluster_choice::{ClusterOptions, HeadSharing, choose_clusters, coded_members, member_codes};
+use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
+use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
+use crate::retrieval::summary::{LayerSummary, SummarySpec};
+use crate::retrieval::transform_coded::summary::CodeSpec;
+use std::sync::Arc;
+
+/// Selection by clusters of similar keys that never change.
+#[derive(Clone, Debug)]
+pub(super) struct FixedClusterSelector {
+    name: &'static str,
+    later: LaterTokens,
+    options: ClusterOptions,
+    codes: Option<Arc<CodeSpec>>,
+}
+
+impl FixedClusterSelector {
+    /// Makes the selector. `adapter` has codebooks. It is needed if members are scored.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`](crate::ErrorKind::InvalidArgument): the adapter is missing.
+    pub(super) fn new(
+        name: &'static str,
+        later: LaterTokens,
+        options: ClusterOptions,
+        adapter: Option<Arc<Adapter>>,
+    ) -> Result<Self> {
+        let codes = member_codes(name, &options, adapter)?;
+        Ok(Self { name, later, options, codes })
+    }
+}
+
+impl Selector for FixedClusterSelector {
+    fn name(&self) -> &str {
+        self.name
+    }
+
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
+        let clusters: Arc<dyn SummarySpec> = Arc::new(FixedClusterSpec { later: self.later, options: self.options });
+        let codes = self.codes.iter().map(|codes| Arc::clone(codes) as Arc<dyn SummarySpec>);
+        std::iter::once(clusters).chain(codes).collect()
+    }
+
+    fn score(&self, _: &[&dyn LayerSummary], _: &ScoreRequest<'_>, _: &mut [f32]) -> Result<()> {
+        no_group_scores(self.name)
+    }
+
+    fn entries(&self) -> Option<&dyn EntrySelector> {
+        Some(self)
+    }
+}
+
+impl EntrySelector for FixedClusterSelector {
+    fn covered_groups(&self, summaries: &[&dyn LayerSummary]) -> Result<usize> {
+        summary_as::<FixedLayer>(summaries).map(FixedLayer::covered)
+    }
+
+    fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries> {
+        let layer: &FixedLayer = summary_as(summaries)?;
+        let is_joint = self.options.sharing == HeadSharing::Joint;
+        let codes = self.codes.as_ref().map(|_| coded_members(summaries, ask, is_joint)).transpose()?;
+        let heads = self.options.heads(&ask.shape);
+        let mut chosen = ChosenEntries::default();
+        for (at, (list, head)) in layer.lists().iter().zip(heads).enumerate() {
+            let taken = choose_clusters(list, (at, head), codes.as_ref(), std::iter::empty(), ask);
+            chosen.clusters += taken.clusters.len();
+            chosen.heads.push(taken.tokens);
+        }
+        Ok(chosen)
+    }
+}
