@@ -122,6 +122,25 @@ fn layout_lengthens_runs_by_clusters() {
 }
 
 #[test]
+fn cache_compares_policies_on_the_same_steps() {
+    let arguments = ["cache", "--entries", "2048", "--queries", "128", "--dim", "16", "--capacity", "0.1,0.4"];
+    let arguments = [&arguments[..], &["--kind", "kmeans,medoids"]].concat();
+    let found = results(&arguments);
+    assert_eq!(found.len(), 16);
+    for policies in found.chunks(4) {
+        let names: Vec<_> = policies.iter().map(|result| result["policy"].as_str().expect("a policy")).collect();
+        assert_eq!(names, ["lru", "fifo", "cost", "s3-fifo"]);
+        for result in policies {
+            assert_eq!(number(result, "requests_per_step"), number(&policies[0], "requests_per_step"));
+            assert!((0.0..1.0).contains(&number(result, "hit_rate")), "{result}");
+            assert!(number(result, "miss_us_per_step") > 0.0, "{result}");
+        }
+    }
+    assert!(number(&found[4], "hit_rate") > number(&found[0], "hit_rate"));
+    assert_repeats(&arguments);
+}
+
+#[test]
 fn wrong_arguments_are_refused() {
     for (arguments, why) in [
         (&["build", "--memberships", "0"][..], "none"),

@@ -4,6 +4,7 @@
 //! |---|---|---|
 //! | `build` | `build` | medoid clusters from co-activation, and k-means |
 //! | `adapt`, `growth` | `adapt` | the variance of clusters whose keys grow |
+//! | `cache` | `cache` | hit rates of cache policies on clusters |
 //! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
 //! | `layout` | `layout` | the length of reads by the order of clusters |
 //! | `select` | `select` | scoring representatives against scoring all keys |
@@ -17,6 +18,7 @@
 mod adapt;
 mod args;
 mod build;
+mod cache;
 mod clustered;
 mod distance;
 mod growth;
@@ -30,6 +32,7 @@ mod select;
 use adapt::ClusterAdaptArgs;
 use anyhow::Result;
 use build::ClusterBuildArgs;
+use cache::ClusterCacheArgs;
 use clap::Subcommand;
 use distance::ClusterDistanceArgs;
 use layout::ClusterLayoutArgs;
@@ -42,6 +45,8 @@ pub(crate) enum ClusterCommand {
     Build(ClusterBuildArgs),
     /// Measures the variance of clusters whose keys grow, by DynaKV and what it is compared with.
     Adapt(ClusterAdaptArgs),
+    /// Measures hit rates of cache policies on the clusters that queries retrieve.
+    Cache(ClusterCacheArgs),
     /// Measures how far new entries are from the medoids of the clusters that they join.
     Distance(ClusterDistanceArgs),
     /// Measures how long the reads of retrieved clusters are, by the order of clusters.
@@ -55,6 +60,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Build(args) => build::run(args),
         ClusterCommand::Adapt(args) => adapt::run(args),
+        ClusterCommand::Cache(args) => cache::run(args),
         ClusterCommand::Distance(args) => distance::run(args),
         ClusterCommand::Layout(args) => layout::run(args),
         ClusterCommand::Select(args) => select::run(args),

@@ -2,6 +2,7 @@
 //!
 //! - [`BlockCache`] holds the bytes and the counts. It has one lock, which is held for no I/O.
 //! - A [`policy::ReplacementPolicy`] decides which keys stay. One file per policy: `fifo`, `lru`, `cost`, `s3_fifo`.
+//! - `replay` drives a policy by a trace, without blocks, to measure hit rates.
 //! - `factory` maps the option to a policy. A new policy is one file, a variant of [`crate::options::CachePolicy`], and
 //!   one line there.
 //!
@@ -21,6 +22,7 @@ mod fifo;
 mod key;
 mod lru;
 mod policy;
+mod replay;
 mod s3_fifo;
 #[cfg(test)]
 mod tests;
@@ -28,3 +30,4 @@ mod tests;
 pub use blocks::CacheStatus;
 pub(crate) use blocks::{BlockCache, Resident};
 pub(crate) use key::BlockKey;
+pub use replay::PolicyReplay;
