@@ -1,5 +1,6 @@
 //! Runs every subcommand of `kvbench cluster` with tiny sizes, and checks the invariants of its JSON.
 
+use safetensors::tensor::{Dtype, TensorView};
 use serde_json::Value;
 use std::process::{Command, Output};
 
@@ -138,6 +139,43 @@ fn cache_compares_policies_on_the_same_steps() {
     }
     assert!(number(&found[4], "hit_rate") > number(&found[0], "hit_rate"));
     assert_repeats(&arguments);
+}
+
+/// Writes a profile of one layer with 256 entries and two heads, and 16 queries of four entries each.
+fn profile_file() -> tempfile::NamedTempFile {
+    let bytes = |words: Vec<u32>| words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
+    let keys: Vec<u8> = (0..256 * 2 * 4_u32).flat_map(|at| ((at * 37 % 101) as f32).to_le_bytes()).collect();
+    let offsets = bytes((0..=16).map(|query| 4 * query).collect());
+    let activated = bytes((0..16).flat_map(|query| (0..4).map(move |at| query % 4 * 8 + at * 60)).collect());
+    let view = |dtype, shape: &[usize], data| TensorView::new(dtype, shape.to_vec(), data).expect("a tensor");
+    let tensors = [
+        ("layers.0.keys", view(Dtype::F32, &[256, 2, 4], &keys)),
+        ("layers.0.offsets", view(Dtype::U32, &[17], &offsets)),
+        ("layers.0.activated", view(Dtype::U32, &[64], &activated)),
+    ];
+    let about = [("format", "stratakv-profile"), ("version", "1"), ("layers", "1")];
+    let about = about.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    std::fs::write(file.path(), safetensors::serialize(tensors, Some(about)).expect("a profile")).expect("write");
+    file
+}
+
+#[test]
+fn a_recorded_profile_is_measured_like_a_planted_one() {
+    let file = profile_file();
+    let of_file = |arguments: &[&str]| {
+        let path = file.path().to_str().expect("a path");
+        let found = results(&[arguments, &["--file", path, "--layer", "0"]].concat());
+        assert!(found.iter().all(|result| result["trace"] == "layer 0" && result["entries"] == 256), "{found:?}");
+        found
+    };
+    let build = of_file(&["build", "--mean-size", "3"]);
+    assert_eq!((number(&build[0], "queries"), number(&build[1], "heads")), (16.0, 2.0));
+    assert_eq!(number(&build[0], "activated_per_query"), 4.0);
+    let adapt = of_file(&["adapt", "--buffer", "16"]);
+    assert_eq!((adapt.len(), number(&adapt[0], "prefill")), (5, 128.0));
+    assert_eq!(of_file(&["layout"]).len(), 5);
+    assert_eq!(of_file(&["cache", "--mean-size", "3", "--capacity", "0.2"]).len(), 4);
 }
 
 #[test]
