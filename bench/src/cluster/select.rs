@@ -6,8 +6,8 @@
 //!    layers of each that all keys exceed the caches.
 //! 3. In each round, score every layer of every index by the exact selector of the engine.
 //!
-//! Rows are in groups of 8, as the exact selector scores them fastest, and each group keeps its best score. The keys are
-//! random, because the cost of a score does not depend on them. Source: SWARM, table 4.
+//! Rows are in groups of 8, because the exact selector scores them fastest. Each group keeps its best score. The keys
+//! are random, because the cost of a score does not depend on them. Source: SWARM, table 4.
 
 use crate::cluster::args::{COVERED, ClusterLimit, PlantedArgs, count, limit};
 use crate::cluster::layers::{PlantedSizes, planted};
