@@ -2,8 +2,9 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use stratakv::retrieval::{
-    AdapterFit, ChosenUnit, EntryRequest, HeadAggregation, KeyGroup, KeyShape, MethodSpec, SelectorId, methods,
+    Adapter, AdapterFit, ChosenUnit, EntryRequest, HeadAggregation, KeyGroup, KeyShape, MethodSpec, SelectorId, methods,
 };
 use stratakv::{
     Budget, CreateOptions, DType, Durability, ErrorKind, KvLayout, SelectOptions, SelectRequest, Selection, Sequence,
@@ -64,7 +65,8 @@ impl Stored {
 
     fn attach(&mut self, method: &str) -> SelectorId {
         let spec: MethodSpec = method.parse().unwrap();
-        self.sequence.attach(spec.selector(None).unwrap()).unwrap()
+        let adapter = spec.adapter_name().and_then(|_| adapter());
+        self.sequence.attach(spec.selector(adapter).unwrap()).unwrap()
     }
 
     fn select(&self, selector: SelectorId, query: &[f32], budget: usize) -> Selection {
@@ -78,6 +80,24 @@ impl Stored {
         attend(query, selection, batch.get(0).unwrap(), &mut out).unwrap();
         out
     }
+}
+
+/// Returns the adapter of `tck:64`, fitted to keys as [`rows`] makes them.
+#[cfg(feature = "calibrate")]
+fn adapter() -> Option<Arc<Adapter>> {
+    use stratakv::retrieval::{Calibrator, CodeOptions};
+    let mut calibrator = Calibrator::new(&[(KV_HEADS, DIM)]);
+    calibrator.keys(0, &rows(5000, 800, 6));
+    for decode in [true, false] {
+        calibrator.queries(0, &rows(0, 400, 1), Q_HEADS, decode);
+    }
+    let options = CodeOptions { bits: 64, dimension_bits_max: 4, decode_only: false };
+    Some(Arc::new(calibrator.codes("tck-64", 1, options).unwrap()))
+}
+
+#[cfg(not(feature = "calibrate"))]
+fn adapter() -> Option<Arc<Adapter>> {
+    None
 }
 
 fn query(seed: u64) -> Vec<f32> {
@@ -150,6 +170,40 @@ fn new_tokens_of_clusterkv_are_attended_until_they_are_clustered() {
     for own in entries(&stored.select(id, &query(0), 64)) {
         assert!(own.len() <= 64 && own.len() > 40 && !(600..904).all(|token| own.contains(&token)), "{own:?}");
     }
+}
+
+/// Returns the share of the weight of full attention that a selection keeps, over all query heads.
+fn kept_weight(query: &[f32], keys: &[f32], selection: &Selection) -> f64 {
+    let mut kept = 0.0;
+    for (at, q) in query.chunks(DIM).enumerate() {
+        let head = at * KV_HEADS / Q_HEADS;
+        let weight = |token: usize| -> f64 {
+            let key = &keys[(token * KV_HEADS + head) * DIM..][..DIM];
+            let logit: f32 = q.iter().zip(key).map(|(q, k)| q * k).sum();
+            f64::from(logit / (DIM as f32).sqrt()).exp()
+        };
+        let all: f64 = (0..keys.len() / (KV_HEADS * DIM)).map(weight).sum();
+        kept += selection.entries(head).map(|token| weight(token as usize)).sum::<f64>() / all;
+    }
+    kept / Q_HEADS as f64
+}
+
+#[test]
+fn the_best_single_tokens_keep_the_most_attention_weight() {
+    let mut stored = empty();
+    stored.append(1000, 6);
+    let keys = rows(0, 1000, 6);
+    let mut weights = Vec::new();
+    let with_codes = ["dynakv:8:members:heads", "clusterkv:8:members:heads", "kmeans:8:members"];
+    let with_codes = with_codes.iter().filter(|_| adapter().is_some());
+    for method in ["tokens"].iter().chain(&METHODS).chain(with_codes) {
+        let id = stored.attach(method);
+        let kept: f64 = (0..8).map(|at| kept_weight(&query(at), &keys, &stored.select(id, &query(at), 128))).sum();
+        weights.push((*method, kept / 8.0));
+    }
+    let best = weights[0].1;
+    // The softmax by which tokens are ranked leaves out the window, so its choice is not the best to the last digit.
+    assert!(weights.iter().all(|(_, kept)| *kept <= best + 0.01 && *kept > 0.6 * best), "{weights:?}");
 }
 
 #[test]
