@@ -37,6 +37,8 @@ type MakeSelector = fn(MethodChoice, Option<Arc<Adapter>>) -> Result<Arc<dyn Sel
 pub enum ChosenUnit {
     /// Groups of consecutive tokens, for all KV heads.
     Groups,
+    /// Blocks of consecutive tokens, which are not tied to groups, for all KV heads.
+    Blocks,
     /// Single tokens of each KV head.
     Tokens,
     /// Clusters of tokens. The name takes `members` (score a cluster by the codes of its members), `heads` (clusters of

@@ -10,7 +10,8 @@ use crate::retrieval::cluster_choice::{ChosenBy, HeadSharing};
 use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodChoice, MethodParameter};
 use crate::retrieval::selector::{HeadAggregation, Selector};
 use crate::retrieval::{
-    block_mean, bounds, dynakv, exact, fixed_clusters, low_rank, pqcache, shadowkv, sign_bits, tokens, transform_coded,
+    block_mean, bounds, dynakv, exact, fixed_clusters, infllm, low_rank, pqcache, shadowkv, sign_bits, swarm, tokens,
+    transform_coded,
 };
 use std::fmt;
 use std::str::FromStr;
@@ -30,6 +31,8 @@ const METHODS: &[&Method] = &[
     &fixed_clusters::CLUSTERKV,
     &fixed_clusters::KMEANS,
     &pqcache::PQCACHE,
+    &swarm::SWARM,
+    &infllm::INFLLM,
     &exact::ORACLE,
     &tokens::TOKENS,
 ];
@@ -181,7 +184,7 @@ impl FromStr for MethodSpec {
         let sharing = match (method.unit, chosen_by) {
             (ChosenUnit::Clusters { paper, .. }, ChosenBy::Representative) => Some(parsed.sharing.unwrap_or(paper)),
             (ChosenUnit::Clusters { members, .. }, ChosenBy::Members) => Some(parsed.sharing.unwrap_or(members)),
-            (ChosenUnit::Groups | ChosenUnit::Tokens, _) => None,
+            (ChosenUnit::Groups | ChosenUnit::Blocks | ChosenUnit::Tokens, _) => None,
         };
         let choice = MethodChoice { parameter: parsed.parameter.or(default), chosen_by, sharing };
         Ok(Self { method, choice, aggregation: parsed.aggregation })

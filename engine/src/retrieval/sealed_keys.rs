@@ -34,6 +34,11 @@ impl SealedKeys {
         self.planes.add().copy_from_slice(group.plane());
     }
 
+    /// Passes over the next group, without its keys. There are no keys of earlier groups.
+    pub fn skip(&mut self) {
+        self.first += 1;
+    }
+
     /// Returns the groups.
     #[must_use]
     pub fn groups(&self) -> Range<usize> {
@@ -60,14 +65,21 @@ impl SealedKeys {
 
     /// Drops the groups before `group`, or all if it comes after them.
     pub fn forget_before(&mut self, group: usize) {
-        let groups = self.groups();
-        let from = group.clamp(groups.start, groups.end);
-        let mut left = Records::new(Self::group_bytes(&self.shape));
-        left.reserve(groups.end - from);
-        for at in from..groups.end {
-            left.add().copy_from_slice(self.planes.slice(at - groups.start..at + 1 - groups.start));
+        if group > self.first {
+            *self = self.tail(group);
         }
-        (self.first, self.planes) = (from, left);
+    }
+
+    /// Returns the groups from `group` on, or none if it comes after them.
+    #[must_use]
+    pub fn tail(&self, group: usize) -> Self {
+        let groups = self.groups();
+        let mut left = Self::new(self.shape, group.clamp(groups.start, groups.end));
+        left.planes.reserve(groups.end - left.first);
+        for at in left.first..groups.end {
+            left.planes.add().copy_from_slice(self.planes.slice(at - groups.start..at + 1 - groups.start));
+        }
+        left
     }
 
     /// Returns the bytes that it takes in memory.

@@ -171,6 +171,20 @@ impl SequenceReader {
         self.inner.detach(selector)
     }
 
+    /// Builds the clusters of one layer from recorded queries, as [`Sequence::profile`]. They are those of this reader.
+    ///
+    /// # Errors
+    /// As [`Sequence::profile`].
+    pub fn profile(
+        &mut self,
+        selector: SelectorId,
+        layer: usize,
+        queries: &[&[f32]],
+        scale: Option<f32>,
+    ) -> Result<()> {
+        self.inner.profile(selector, layer, queries, scale)
+    }
+
     /// Returns the bytes of a selector's summaries, as [`Sequence::selector_bytes`].
     ///
     /// # Errors

@@ -27,7 +27,7 @@ impl Sequence {
     /// of which the sequence has every key. `scale` is the factor of `q . k`, `1 / sqrt(key_dim)` if there is none.
     /// The keys of the layer are read once and held in memory meanwhile. A second profile replaces the first one.
     ///
-    /// ```ignore
+    /// ```
     /// use stratakv::retrieval::MethodSpec;
     /// use stratakv::{Budget, ByteSize, CreateOptions, KvLayout, SelectRequest, Store, TensorView};
     ///
@@ -82,7 +82,7 @@ impl Sequence {
         }
         let groups = state.groups();
         let bytes = groups as usize * SealedKeys::group_bytes(&shape) + scratch.iter().sum::<usize>();
-        let _held = self
+        let held = self
             .store
             .devices
             .reserve(bytes, Category::Summaries)
@@ -101,6 +101,8 @@ impl Sequence {
                 summary.get_mut().profile(&profile).map_err(place)?;
             }
         }
+        // The clusters take less than the keys and the scratch, whose memory they get.
+        drop((keys, held));
         self.account_summaries();
         Ok(())
     }

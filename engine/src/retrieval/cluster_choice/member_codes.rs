@@ -101,6 +101,12 @@ pub(crate) fn coded_members(
 }
 
 impl CodedMembers {
+    /// Returns the weight of a token in a list, or 0 if the weights do not include it.
+    pub(crate) fn weight(&self, list: usize, token: usize) -> f32 {
+        let at = token.checked_sub(self.first);
+        at.and_then(|at| self.heads.get(list)?.get(at)).copied().unwrap_or(0.0)
+    }
+
     /// Returns the score of a cluster in a list: the sum over its members that may be chosen, or negative infinity
     /// without one.
     pub(crate) fn score(&self, list: usize, members: &[u32], ask: &EntryRequest<'_>) -> f32 {

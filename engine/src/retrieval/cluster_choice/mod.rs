@@ -22,7 +22,9 @@ mod take_tokens;
 
 pub(crate) use cluster_list::{ClusterList, choose_clusters};
 pub(crate) use clustered_keys::{ClusteredKeys, FIRST_ENTRIES, cluster_keys, cluster_keys_bytes, first_entries};
-pub(crate) use member_codes::{coded_members, member_codes};
+pub(crate) use member_codes::{CodedMembers, coded_members, member_codes};
 pub(crate) use options::ClusterOptions;
 pub use options::{ChosenBy, HeadSharing};
+pub(crate) use representatives::Representatives;
+pub(crate) use take::take_clusters;
 pub(crate) use take_tokens::take_tokens;

@@ -17,10 +17,48 @@ pub(crate) struct Representatives<'a> {
     pub(crate) head: Option<usize>,
 }
 
-impl Representatives<'_> {
-    /// Returns the aggregated score of each cluster. Clusters that `counts` excludes get negative infinity and take no
+/// The products of vectors with the query heads of a request.
+pub(crate) struct HeadProducts {
+    /// `[vectors, lanes]`, of which the first `heads` lanes count.
+    units: Vec<f32>,
+    heads: usize,
+    lanes: usize,
+}
+
+impl HeadProducts {
+    /// Returns the aggregated score of each vector. Vectors that `counts` excludes get negative infinity and take no
     /// part in a softmax.
+    pub(crate) fn scores(mut self, ask: &EntryRequest<'_>, counts: impl Fn(usize) -> bool) -> Vec<f32> {
+        for (at, unit) in self.units.chunks_exact_mut(self.lanes).enumerate() {
+            if !counts(at) {
+                unit.fill(f32::MIN);
+            }
+        }
+        let mut scores = vec![0.0; self.units.len() / self.lanes];
+        aggregate(&mut self.units, (self.heads, self.lanes), 1, ask.aggregation, ask.scale, &mut scores);
+        for (at, score) in scores.iter_mut().enumerate() {
+            if !counts(at) || score.is_nan() {
+                *score = f32::NEG_INFINITY;
+            }
+        }
+        scores
+    }
+
+    /// Returns the products of each query head with these vectors, then with those of `others`: `[heads, vectors]`.
+    pub(crate) fn rows_with(&self, others: &Self) -> Vec<f32> {
+        let units = || self.units.chunks_exact(self.lanes).chain(others.units.chunks_exact(others.lanes));
+        (0..self.heads).flat_map(|head| units().map(move |unit| unit[head])).collect()
+    }
+}
+
+impl Representatives<'_> {
+    /// Returns the aggregated score of each cluster, as [`HeadProducts::scores`].
     pub(crate) fn scores(&self, ask: &EntryRequest<'_>, counts: impl Fn(usize) -> bool) -> Vec<f32> {
+        self.products(ask).scores(ask, counts)
+    }
+
+    /// Returns `q . k` of each vector and query head.
+    pub(crate) fn products(&self, ask: &EntryRequest<'_>) -> HeadProducts {
         let (dim, kv_heads) = (ask.shape.key_dim, ask.shape.kv_heads);
         let width = if self.head.is_some() { dim } else { dim * kv_heads };
         let q_heads = ask.query.len() / dim;
@@ -40,22 +78,9 @@ impl Representatives<'_> {
                 weights[(head * dim + at) * lanes + lane] = *q;
             }
         }
-        let clusters = self.vectors.len() / width.max(1);
-        let mut units = vec![0.0; clusters * lanes];
+        let mut units = vec![0.0; self.vectors.len() / width.max(1) * lanes];
         multiply_by_lanes(self.vectors, &weights, width, lanes, &mut units);
-        for (at, unit) in units.chunks_exact_mut(lanes).enumerate() {
-            if !counts(at) {
-                unit.fill(f32::MIN);
-            }
-        }
-        let mut scores = vec![0.0; clusters];
-        aggregate(&mut units, (batch.count(), lanes), 1, ask.aggregation, ask.scale, &mut scores);
-        for (at, score) in scores.iter_mut().enumerate() {
-            if !counts(at) || score.is_nan() {
-                *score = f32::NEG_INFINITY;
-            }
-        }
-        scores
+        HeadProducts { units, heads: batch.count(), lanes }
     }
 }
 

@@ -115,6 +115,86 @@ impl ClusterMaintenance {
         Ok(())
     }
 
+    /// Returns the most bytes once it has grown to `clusters` clusters and `slots` waiting entries.
+    #[must_use]
+    pub fn bytes_once(&self, clusters: usize, slots: usize) -> usize {
+        self.medoids.bytes_once(clusters).saturating_add(self.waiting.bytes_once(slots))
+    }
+
+    /// Returns the number of clusters.
+    #[must_use]
+    pub fn clusters(&self) -> usize {
+        self.medoids.items()
+    }
+
+    /// Returns the number of slots.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.waiting.items()
+    }
+
+    /// Keeps the first `slots` slots, or adds slots of entries that no step has activated yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: more slots than [`MAX_PROFILE_ENTRIES`].
+    pub fn resize_slots(&mut self, slots: usize) -> Result<()> {
+        if slots > MAX_PROFILE_ENTRIES {
+            return refused(format!("{slots} slots; there are at most {MAX_PROFILE_ENTRIES}"));
+        }
+        self.waiting.resize(slots);
+        Ok(())
+    }
+
+    /// Keeps the first `slots` slots, if there are more.
+    pub fn truncate_slots(&mut self, slots: usize) {
+        self.waiting.resize(slots.min(self.slots()));
+    }
+
+    /// Removes the first slots, whose entries have left the window. Later slots take their numbers.
+    pub fn remove_slots(&mut self, slots: usize) {
+        if slots > 0 {
+            self.waiting.retain(|slot| slot >= slots);
+        }
+    }
+
+    /// Adds a cluster whose medoid is the entry of a slot, with its steps.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: there is no such slot, or there are [`MAX_PROFILE_ENTRIES`] clusters.
+    pub fn open_cluster(&mut self, slot: u32) -> Result<()> {
+        self.check_slot(slot)?;
+        if self.clusters() >= MAX_PROFILE_ENTRIES {
+            return refused(format!("there are {} clusters, which is the most", self.clusters()));
+        }
+        self.medoids.add(&self.waiting.row(slot as usize));
+        Ok(())
+    }
+
+    /// Keeps the clusters for which `keep` holds. Later clusters take the numbers of those that go.
+    pub fn retain_clusters(&mut self, keep: impl Fn(usize) -> bool) {
+        self.medoids.retain(keep);
+    }
+
+    /// Returns the clusters that the entry of a slot joins, as [`Self::assign`], but only those that have room, and at
+    /// most `most` of them, nearest first.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: there is no such slot.
+    pub fn assign_with_room(
+        &self,
+        slot: u32,
+        radius: MaintenanceRadius,
+        most: usize,
+        has_room: impl Fn(usize) -> bool,
+    ) -> Result<Vec<u32>> {
+        let mut shares = self.shares(slot)?;
+        shares.retain(|(cluster, _)| has_room(*cluster as usize));
+        shares.sort_unstable_by_key(|(cluster, share)| (std::cmp::Reverse(share.common), *cluster));
+        let within = shares.iter().take_while(|(_, share)| share.compare(radius.least) != Ordering::Less).count();
+        shares.truncate(within.max(1).min(most));
+        Ok(shares.into_iter().map(|(cluster, _)| cluster).collect())
+    }
+
     /// Returns the clusters that the entry of a slot joins, in rising order: all within the radius, or the nearest one
     /// if there is none.
     ///
@@ -255,7 +335,22 @@ mod tests {
             let radius = maintenance.calibrate(&slots, memberships).unwrap();
             for (slot, common) in slots.iter().zip(&common) {
                 let (found, least) = (maintenance.assign(*slot, radius).unwrap(), 1.0 - radius.distance());
-                prop_assert_eq!(found, within(common, least), "slot {} of {:?}", slot, &common);
+                prop_assert_eq!(&found, &within(common, least), "slot {} of {:?}", slot, &common);
+                // With room in all clusters, the nearest of them come first.
+                let mut nearest = found;
+                nearest.sort_by_key(|cluster| std::cmp::Reverse(common[*cluster as usize]));
+                nearest.truncate(2);
+                prop_assert_eq!(maintenance.assign_with_room(*slot, radius, 2, |_| true).unwrap(), nearest);
+                // Without room in some, they are those that join if the others have no steps, but the same total.
+                let joined = maintenance.assign_with_room(*slot, radius, 9, |cluster| cluster % 2 == 0).unwrap();
+                let total = common.iter().sum::<u64>().max(1) as f64;
+                let even = (0..CLUSTERS).step_by(2).filter(|cluster| common[*cluster as usize] > 0);
+                let mut even: Vec<u32> = even.collect();
+                even.sort_by_key(|cluster| std::cmp::Reverse(common[*cluster as usize]));
+                let is_near = |cluster: &u32| common[*cluster as usize] as f64 / total >= least - 1e-9;
+                let near = even.iter().filter(|cluster| is_near(cluster)).count();
+                even.truncate(near.max(1));
+                prop_assert_eq!(joined, even);
             }
             // No share as radius gives a number of clusters that is nearer to the one asked for.
             let joins = |least: f64| common.iter().map(|common| within(common, least).len()).sum::<usize>() as f64;
@@ -292,6 +387,24 @@ mod tests {
     }
 
     #[test]
+    fn an_entry_that_opens_a_cluster_takes_its_steps_along() {
+        let mut maintenance = ClusterMaintenance::new(1, 2, 4).unwrap();
+        maintenance.record(&[0], &[0, 1]).unwrap();
+        maintenance.record(&[], &[0, 1]).unwrap();
+        maintenance.open_cluster(0).unwrap();
+        maintenance.remove_slots(1);
+        assert_eq!((maintenance.clusters(), maintenance.slots()), (2, 1));
+        let assigned =
+            |of: &ClusterMaintenance| of.assign_with_room(0, MaintenanceRadius::NEAREST, 2, |_| true).unwrap();
+        assert_eq!(assigned(&maintenance), [1]);
+        maintenance.retain_clusters(|cluster| cluster == 0);
+        assert_eq!(assigned(&maintenance), [0]);
+        maintenance.resize_slots(0).unwrap();
+        maintenance.resize_slots(1).unwrap();
+        assert!(assigned(&maintenance).is_empty());
+    }
+
+    #[test]
     fn wrong_arguments_are_refused_and_change_nothing() {
         let kind = |error: Error| assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         for (clusters, window) in [(1, 0), (1, MAX_MAINTENANCE_STEPS + 1), (MAX_PROFILE_ENTRIES + 1, 1)] {
@@ -303,6 +416,9 @@ mod tests {
         kind(maintenance.record(&[1], &[2]).unwrap_err());
         kind(maintenance.clear_slot(2).unwrap_err());
         kind(maintenance.assign(2, MaintenanceRadius::NEAREST).unwrap_err());
+        kind(maintenance.assign_with_room(2, MaintenanceRadius::NEAREST, 1, |_| true).unwrap_err());
+        kind(maintenance.open_cluster(2).unwrap_err());
+        kind(maintenance.resize_slots(MAX_PROFILE_ENTRIES + 1).unwrap_err());
         kind(maintenance.calibrate(&[0, 2], 1.0).unwrap_err());
         for memberships in [0.9, f64::NAN, f64::INFINITY] {
             kind(maintenance.calibrate(&[0], memberships).unwrap_err());

@@ -53,6 +53,7 @@ pub use key_matrix::MAX_KEY_MAGNITUDE;
 pub use kmeans::{KMeans, KMeansOptions};
 pub use lists::ClusterLists;
 pub use maintenance::{ClusterMaintenance, MAX_MAINTENANCE_STEPS, MaintenanceRadius};
+pub(crate) use nearest_key::MedoidKeys;
 pub use planted::{PlantedOptions, PlantedTopics};
 #[cfg(test)]
 pub(in crate::retrieval) use random::SeededRandom;

@@ -17,6 +17,101 @@ use crate::kernels::multiply_add;
 /// Entries that are compared at once.
 const BATCH: usize = 16;
 
+/// The keys of medoids, in the order of their clusters.
+#[derive(Clone, Debug)]
+pub(crate) struct MedoidKeys {
+    dim: usize,
+    /// `[clusters, dim]`.
+    keys: Vec<f32>,
+    norms: Vec<f32>,
+}
+
+/// The products of all medoids with a batch of keys.
+pub(crate) struct KeyProducts {
+    columns: usize,
+    /// `[clusters, columns]`.
+    products: Vec<f32>,
+}
+
+impl MedoidKeys {
+    /// Returns no keys, which have `dim` elements each, with room for `clusters` of them.
+    pub(crate) fn with_capacity(dim: usize, clusters: usize) -> Self {
+        Self { dim, keys: Vec::with_capacity(clusters * dim), norms: Vec::with_capacity(clusters) }
+    }
+
+    /// Adds the key of the medoid of the next cluster.
+    pub(crate) fn push(&mut self, key: &[f32]) {
+        let (used, clusters) = (self.keys.len(), self.norms.len());
+        if self.keys.capacity() < used + self.dim {
+            // A quarter at a time, because keys are most of what a method keeps.
+            self.keys.reserve_exact(self.dim.max(used / 4));
+            self.norms.reserve_exact(1.max(clusters / 4));
+        }
+        self.keys.extend_from_slice(key);
+        self.norms.push(dot(key, key));
+    }
+
+    /// Returns the number of keys.
+    pub(crate) fn len(&self) -> usize {
+        self.norms.len()
+    }
+
+    /// Returns the keys, `[clusters, dim]`.
+    pub(crate) fn vectors(&self) -> &[f32] {
+        &self.keys
+    }
+
+    /// Keeps the keys of the clusters for which `keep` holds.
+    pub(crate) fn retain(&mut self, keep: impl Fn(usize) -> bool) {
+        let mut left = Self::with_capacity(self.dim, (0..self.len()).filter(|cluster| keep(*cluster)).count());
+        for (_, key) in self.keys.chunks_exact(self.dim).enumerate().filter(|(cluster, _)| keep(*cluster)) {
+            left.push(key);
+        }
+        *self = left;
+    }
+
+    /// Returns the most bytes once there are `clusters` keys.
+    pub(crate) fn bytes_for(&self, clusters: usize) -> usize {
+        let most = match clusters * self.dim > self.keys.capacity() || clusters > self.norms.capacity() {
+            true => (clusters + clusters / 4 + 1) * (self.dim + 1),
+            false => self.keys.capacity() + self.norms.capacity(),
+        };
+        most * size_of::<f32>()
+    }
+
+    /// Returns the products with each of `keys`.
+    pub(crate) fn products(&self, keys: &[&[f32]]) -> KeyProducts {
+        let columns = keys.len();
+        let mut batch = vec![0.0; self.dim * columns];
+        for (column, key) in keys.iter().enumerate() {
+            key.iter().enumerate().for_each(|(row, x)| batch[row * columns + column] = *x);
+        }
+        let mut products = vec![0.0; self.len() * columns];
+        multiply_add(&mut products, &self.keys, &batch, self.dim, columns);
+        KeyProducts { columns, products }
+    }
+
+    /// Returns the cluster that has room and whose medoid is nearest to `key`, which is `column` of `products`. Ties go
+    /// to the lower cluster. Clusters may have been added since the products were computed.
+    pub(crate) fn nearest(
+        &self,
+        (products, column): (&KeyProducts, usize),
+        key: &[f32],
+        has_room: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        let known = products.products.len() / products.columns.max(1);
+        let distance = |cluster: usize| {
+            let product = match cluster < known {
+                true => products.products[cluster * products.columns + column],
+                false => dot(&self.keys[cluster * self.dim..][..self.dim], key),
+            };
+            self.norms[cluster] - 2.0 * product
+        };
+        let room = (0..self.len()).filter(|cluster| has_room(*cluster));
+        room.map(|cluster| (distance(cluster), cluster)).min_by(|a, b| a.0.total_cmp(&b.0)).map(|nearest| nearest.1)
+    }
+}
+
 /// Returns the lists with each entry of `loose` added to the cluster of the nearest medoid that has fewer than
 /// `max_size` members.
 ///
@@ -35,34 +130,18 @@ pub(super) fn assign_nearest(
     }
     let key = |entry: u32| &keys[entry as usize * dim..][..dim];
     let mut clusters: Vec<Vec<u32>> = lists.iter().map(<[u32]>::to_vec).collect();
-    let mut medoids: Vec<f32> = lists.iter().flat_map(|members| key(members[0])).copied().collect();
-    let mut norms: Vec<f32> = medoids.chunks_exact(dim).map(|medoid| dot(medoid, medoid)).collect();
-    let mut batch = vec![0.0; dim * BATCH];
-    let mut products = Vec::new();
+    let mut medoids = MedoidKeys::with_capacity(dim, lists.len());
+    lists.iter().for_each(|members| medoids.push(key(members[0])));
     for loose in loose.chunks(BATCH) {
+        let batch: Vec<&[f32]> = loose.iter().map(|entry| key(*entry)).collect();
+        let products = medoids.products(&batch);
         for (column, entry) in loose.iter().enumerate() {
-            key(*entry).iter().enumerate().for_each(|(row, x)| batch[row * BATCH + column] = *x);
-        }
-        products.clear();
-        products.resize(norms.len() * BATCH, 0.0);
-        multiply_add(&mut products, &medoids, &batch, dim, BATCH);
-        for (column, entry) in loose.iter().enumerate() {
-            let known = products.len() / BATCH;
-            let distance = |cluster: usize| {
-                let product = match cluster {
-                    cluster if cluster < known => products[cluster * BATCH + column],
-                    _ => dot(&medoids[cluster * dim..][..dim], key(*entry)),
-                };
-                norms[cluster] - 2.0 * product
-            };
-            let room = (0..norms.len()).filter(|cluster| clusters[*cluster].len() < max_size);
-            let nearest = room.map(|cluster| (distance(cluster), cluster)).min_by(|a, b| a.0.total_cmp(&b.0));
-            match nearest {
-                Some((_, cluster)) => clusters[cluster].push(*entry),
+            let has_room = |cluster: usize| clusters[cluster].len() < max_size;
+            match medoids.nearest((&products, column), batch[column], has_room) {
+                Some(cluster) => clusters[cluster].push(*entry),
                 None => {
                     clusters.push(vec![*entry]);
-                    medoids.extend_from_slice(key(*entry));
-                    norms.push(dot(key(*entry), key(*entry)));
+                    medoids.push(batch[column]);
                 }
             }
         }

@@ -1,0 +1,130 @@
+//! Selection by clusters of co-activated entries.
+
+use super::summary::{ProfiledClusters, SwarmLayer, SwarmSpec};
+use crate::error::{Error, ErrorKind, Result};
+use crate::retrieval::adapter::Adapter;
+use crate::retrieval::cluster_choice::{
+    ChosenBy, ClusterOptions, CodedMembers, HeadSharing, Representatives, coded_members, member_codes, take_clusters,
+};
+use crate::retrieval::clusters::ActivationRule;
+use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
+use crate::retrieval::head_aggregation::HeadAggregation;
+use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
+use crate::retrieval::summary::{LayerSummary, SummarySpec};
+use crate::retrieval::transform_coded::summary::CodeSpec;
+use std::sync::Arc;
+
+/// Selection by clusters of entries that recorded queries activated together. It needs
+/// [`Sequence::profile`](crate::Sequence::profile).
+#[derive(Clone, Debug)]
+pub struct Swarm {
+    options: ClusterOptions,
+    codes: Option<Arc<CodeSpec>>,
+}
+
+impl Swarm {
+    /// Makes the selector. `adapter` has codebooks. It is needed if members are scored.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the adapter is missing, or clusters of each KV head are asked for.
+    pub(crate) fn new(options: ClusterOptions, adapter: Option<Arc<Adapter>>) -> Result<Self> {
+        if options.sharing == HeadSharing::PerHead {
+            let text = "swarm:heads: an entry of this method has the keys of all KV heads; use swarm or swarm:joint";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let codes = member_codes("swarm", &options, adapter)?;
+        Ok(Self { options, codes })
+    }
+}
+
+/// Returns the scores of the clusters by their medoids, and the entries that the query activates.
+fn by_medoids(
+    layer: &SwarmLayer,
+    clusters: &ProfiledClusters,
+    ask: &EntryRequest<'_>,
+    counts: impl Fn(usize) -> bool,
+) -> (Vec<f32>, Option<Vec<u32>>) {
+    let medoids = Representatives { vectors: clusters.keys.vectors(), head: None }.products(ask);
+    let mut waiting = Vec::new();
+    layer.waiting().rows(layer.waiting().tokens(), None, &mut waiting);
+    let rows = medoids.rows_with(&Representatives { vectors: &waiting, head: None }.products(ask));
+    let q_heads = ask.query.len() / ask.shape.key_dim;
+    let activated = ActivationRule::default().activated_by_scores(&rows, q_heads, ask.scale);
+    (medoids.scores(ask, counts), activated.ok())
+}
+
+/// Returns the scores of the clusters by the codes of their members, and the entries that the query activates.
+///
+/// The softmax of a query head goes over the tokens that may be chosen and those that wait.
+fn by_members(
+    layer: &SwarmLayer,
+    clusters: &ProfiledClusters,
+    ask: &EntryRequest<'_>,
+    summaries: &[&dyn LayerSummary],
+) -> Result<(Vec<f32>, Option<Vec<u32>>)> {
+    let waiting = layer.waiting().tokens();
+    let all = EntryRequest {
+        aggregation: HeadAggregation::Softmax,
+        tokens: ask.tokens.start..waiting.end.max(ask.tokens.end),
+        ..ask.clone()
+    };
+    let weights = coded_members(summaries, &all, true)?;
+    let score = |codes: &CodedMembers| -> Vec<f32> {
+        (0..clusters.members.len()).map(|cluster| codes.score(0, clusters.members.of(cluster), ask)).collect()
+    };
+    let scores = match ask.aggregation {
+        HeadAggregation::Sum => score(&coded_members(summaries, ask, true)?),
+        HeadAggregation::Softmax | HeadAggregation::GroupSoftmax => score(&weights),
+    };
+    // A medoid that was cut has no weight.
+    let medoids = clusters.members.medoids().iter().map(|medoid| *medoid as usize);
+    let entries: Vec<f32> = medoids.chain(waiting).map(|token| weights.weight(0, token)).collect();
+    Ok((scores, ActivationRule::default().activated(&entries).ok()))
+}
+
+impl Selector for Swarm {
+    fn name(&self) -> &str {
+        "swarm"
+    }
+
+    fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
+        let clusters: Arc<dyn SummarySpec> = Arc::new(SwarmSpec { options: self.options });
+        let codes = self.codes.iter().map(|codes| Arc::clone(codes) as Arc<dyn SummarySpec>);
+        std::iter::once(clusters).chain(codes).collect()
+    }
+
+    fn score(&self, _: &[&dyn LayerSummary], _: &ScoreRequest<'_>, _: &mut [f32]) -> Result<()> {
+        no_group_scores("swarm")
+    }
+
+    fn entries(&self) -> Option<&dyn EntrySelector> {
+        Some(self)
+    }
+}
+
+impl EntrySelector for Swarm {
+    fn covered_groups(&self, summaries: &[&dyn LayerSummary]) -> Result<usize> {
+        let layer: &SwarmLayer = summary_as(summaries)?;
+        layer.clusters()?;
+        Ok(layer.waiting().groups().start)
+    }
+
+    fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries> {
+        let layer: &SwarmLayer = summary_as(summaries)?;
+        let clusters = layer.clusters()?;
+        let may_choose = |token: &u32| ask.tokens.contains(&(*token as usize));
+        let (scores, activated) = match self.options.chosen_by {
+            ChosenBy::Members => by_members(layer, clusters, ask, summaries)?,
+            ChosenBy::Representative => {
+                let counts = |cluster: usize| clusters.members.of(cluster).iter().any(may_choose);
+                by_medoids(layer, clusters, ask, counts)
+            }
+        };
+        if let Some(activated) = activated {
+            layer.record(activated);
+        }
+        let members = |cluster: usize| clusters.members.of(cluster);
+        let taken = take_clusters(&scores, members, std::iter::empty(), &ask.tokens, ask.budget);
+        Ok(ChosenEntries { heads: vec![taken.tokens], clusters: taken.clusters.len() })
+    }
+}

@@ -1,0 +1,339 @@
+//! The co-activation clusters of one layer.
+//!
+//! How the summary takes in groups:
+//! 1. Without a profile, it counts them.
+//! 2. [`LayerSummary::profile`] builds clusters of all sealed groups from recorded queries.
+//! 3. A group that is pushed later waits with its keys. Each selection says which medoids and which waiting tokens its
+//!    query activates ([`SwarmLayer::record`]).
+//! 4. While more than [`WINDOW`] tokens wait, [`LayerSummary::advance`] takes the oldest group out of the window. Each
+//!    of its tokens joins clusters that have room.
+//!
+//! Invariants:
+//! - Each covered token is in at least one cluster and in at most as many as the options say.
+//! - A cluster is opened only when all others are full.
+//! - The clusters depend on the tokens, the cuts, the profile and the selections, not on how the tokens were cut into
+//!   appends. Of the selections between two appends, the newest one counts.
+
+use super::members::Members;
+use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::lock;
+use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions};
+use crate::retrieval::clusters::{
+    ActivationRule, ClusterLists, ClusterMaintenance, CoActivation, MaintenanceRadius, MedoidClustering,
+    MedoidClusters, MedoidKeys, MedoidOptions,
+};
+use crate::retrieval::key_shape::KeyShape;
+use crate::retrieval::recorded_attention::{each_weights, weight_bytes};
+use crate::retrieval::sealed_keys::{QueryProfile, SealedKeys};
+use crate::retrieval::summary::{KeyGroup, LayerSummary, SummarySpec};
+use std::sync::Mutex;
+
+/// The tokens of the window, in which appended tokens wait (SWARM, section 5.2).
+const WINDOW: usize = 256;
+/// The first tokens, which the queries of a profile never activate, because they would join every cluster.
+const SINKS: usize = 4;
+/// The entries of the largest cluster, if clusters of twice the mean size are smaller.
+const MAX_SIZE: usize = 16;
+/// The decode steps that decide which clusters a token joins (`W` of SWARM, section 6.2).
+const STEPS: usize = 256;
+/// The fewest and the most entries of a profile by which the radius of new entries is calibrated.
+const CALIBRATED_ENTRIES: [usize; 2] = [16, 512];
+/// The most pairs of an entry and a medoid by which it is calibrated, if that leaves enough entries.
+const CALIBRATED_PAIRS: usize = 1 << 18;
+
+/// The specification of co-activation clusters.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SwarmSpec {
+    pub(super) options: ClusterOptions,
+}
+
+impl SummarySpec for SwarmSpec {
+    fn id(&self) -> String {
+        // Selections decide which clusters new tokens join, so methods that choose differently have their own.
+        format!("swarm/{}/{:?}", self.options.mean_size, self.options.chosen_by)
+    }
+
+    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
+        Ok(Box::new(SwarmLayer::new(shape, self.options)))
+    }
+}
+
+/// The clusters of a layer that has a profile.
+pub(super) struct ProfiledClusters {
+    pub(super) members: Members,
+    /// The keys of the medoids, also of those that were cut.
+    pub(super) keys: MedoidKeys,
+    /// The newest steps of the medoids and of the tokens that wait. Slots are these tokens, from the oldest on.
+    recent: ClusterMaintenance,
+    radius: MaintenanceRadius,
+}
+
+/// The clusters of a layer.
+pub(super) struct SwarmLayer {
+    shape: KeyShape,
+    mean_size: usize,
+    limits: MedoidOptions,
+    /// None until there is a profile.
+    clusters: Option<ProfiledClusters>,
+    /// The keys of the window. Without a profile it has none, and begins at the next group.
+    waiting: SealedKeys,
+    /// The entries that the newest selection since the last append activated: medoids, then waiting tokens.
+    activated: Mutex<Option<Vec<u32>>>,
+}
+
+impl SwarmLayer {
+    fn new(shape: KeyShape, options: ClusterOptions) -> Self {
+        let memberships = match options.chosen_by {
+            ChosenBy::Representative => 2,
+            ChosenBy::Members => 1,
+        };
+        let max_size = MAX_SIZE.max(2 * options.mean_size);
+        let limits =
+            MedoidOptions { max_size: Some(max_size), memberships: Some(memberships), ..MedoidOptions::default() };
+        let waiting = SealedKeys::new(shape, 0);
+        Self { shape, mean_size: options.mean_size, limits, clusters: None, waiting, activated: Mutex::default() }
+    }
+
+    /// Returns the clusters.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: there is no profile.
+    pub(super) fn clusters(&self) -> Result<&ProfiledClusters> {
+        let text = "the layer has no clusters yet; call Sequence::profile with recorded queries first";
+        self.clusters.as_ref().ok_or_else(|| Error::new(ErrorKind::InvalidArgument, text))
+    }
+
+    /// Returns the keys of the tokens that wait.
+    pub(super) fn waiting(&self) -> &SealedKeys {
+        &self.waiting
+    }
+
+    /// Takes note of the entries that a selection activated: medoids by their cluster, then waiting tokens.
+    pub(super) fn record(&self, activated: Vec<u32>) {
+        *lock(&self.activated) = Some(activated);
+    }
+
+    fn max_size(&self) -> usize {
+        self.limits.max_size.unwrap_or(usize::MAX)
+    }
+
+    fn memberships(&self) -> usize {
+        self.limits.memberships.unwrap_or(usize::MAX)
+    }
+
+    /// Returns the clusters of all tokens of a profile.
+    fn build(&self, profile: &QueryProfile<'_>) -> Result<ProfiledClusters> {
+        let (tokens, width) = (profile.keys.tokens().len(), self.shape.width());
+        if tokens == 0 {
+            let text = "the profile is of a layer without a sealed group; append a group first";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let rule = ActivationRule { sinks: SINKS, window: WINDOW.min(tokens / 4), ..ActivationRule::default() };
+        let mut activations = CoActivation::new(tokens, profile.queries.len())?;
+        let mut activated = Vec::with_capacity(profile.queries.len());
+        each_weights(profile, &mut |weights| {
+            activated.push(rule.activated(weights)?);
+            activated.last().map_or(Ok(()), |entries| activations.record(entries))
+        })?;
+        let clustering = MedoidClustering::new(&activations, self.limits)?;
+        let (_, mut found) = clustering.cluster_to_mean_size(self.mean_size as f64)?;
+        drop((clustering, activations));
+        let radius = calibrated(&found, &activated, tokens)?;
+        drop(activated);
+        let mut rows = Vec::with_capacity(tokens * width);
+        profile.keys.rows(0..tokens, None, &mut rows);
+        found.assign_by_key(&rows, width)?;
+        let members = Members::new(found.lists(), self.max_size());
+        let mut keys = MedoidKeys::with_capacity(width, members.len());
+        members.medoids().iter().for_each(|medoid| keys.push(&rows[*medoid as usize * width..][..width]));
+        Ok(ProfiledClusters { recent: ClusterMaintenance::new(members.len(), 0, STEPS)?, members, keys, radius })
+    }
+
+    /// Returns the number of tokens that wait, once there are `groups` more groups.
+    fn waiting_tokens(&self, groups: usize) -> usize {
+        self.waiting.tokens().len() + groups * self.shape.group_tokens
+    }
+}
+
+/// Returns the radius within which new entries join as many clusters as the entries of the profile did.
+///
+/// Entries of the profile that are no medoids take the place of new entries, at most [`CALIBRATED_ENTRIES`] of them.
+/// `activated` holds the entries that each query activated.
+fn calibrated(found: &MedoidClusters, activated: &[Vec<u32>], tokens: usize) -> Result<MaintenanceRadius> {
+    const NONE: u32 = u32::MAX;
+    let (mut cluster_of, mut memberships) = (vec![NONE; tokens], vec![0_u32; tokens]);
+    for (cluster, list) in (0..).zip(found.lists().iter()) {
+        cluster_of[list[0] as usize] = cluster;
+        list.iter().for_each(|entry| memberships[*entry as usize] += 1);
+    }
+    let is_other = |entry: &usize| memberships[*entry] > 0 && cluster_of[*entry] == NONE;
+    let others: Vec<usize> = (0..tokens).filter(is_other).collect();
+    let [fewest, most] = CALIBRATED_ENTRIES;
+    let sample = (CALIBRATED_PAIRS / found.lists().len().max(1)).clamp(fewest, most);
+    let every = others.len().div_ceil(sample).max(1);
+    let (mut slot_of, mut slots, mut sum) = (vec![NONE; tokens], 0, 0);
+    for entry in others.into_iter().step_by(every) {
+        slot_of[entry] = slots;
+        slots += 1;
+        sum += memberships[entry];
+    }
+    if slots == 0 {
+        return Ok(MaintenanceRadius::NEAREST);
+    }
+    let mut steps = ClusterMaintenance::new(found.lists().len(), slots as usize, activated.len())?;
+    let numbers = |entries: &[u32], of: &[u32]| -> Vec<u32> {
+        entries.iter().map(|entry| of[*entry as usize]).filter(|number| *number != NONE).collect()
+    };
+    for entries in activated {
+        steps.record(&numbers(entries, &cluster_of), &numbers(entries, &slot_of))?;
+    }
+    let slots: Vec<u32> = (0..slots).collect();
+    steps.calibrate(&slots, f64::from(sum) / slots.len() as f64)
+}
+
+impl ProfiledClusters {
+    /// Records the entries that a selection activated, as the next step.
+    fn record(&mut self, activated: &[u32]) -> Result<()> {
+        let clusters = self.members.len() as u32;
+        let (medoids, waiting): (Vec<u32>, Vec<u32>) = activated.iter().partition(|entry| **entry < clusters);
+        let slots = waiting.into_iter().map(|entry| entry - clusters);
+        let slots: Vec<u32> = slots.filter(|slot| (*slot as usize) < self.recent.slots()).collect();
+        self.recent.record(&medoids, &slots)
+    }
+
+    /// Adds the oldest waiting group to clusters. `rows` is its keys of all heads, and `first` its first token. Its
+    /// tokens wait from `at` on.
+    fn take_in(&mut self, rows: &[&[f32]], first: u32, at: usize, memberships: usize) -> Result<()> {
+        let mut products = None;
+        for (column, token) in (0..rows.len()).zip(first..) {
+            let slot = (at + column) as u32;
+            let has_room = |cluster: usize| self.members.has_room(cluster);
+            let joins = self.recent.assign_with_room(slot, self.radius, memberships, has_room)?;
+            joins.iter().for_each(|cluster| self.members.add(*cluster as usize, token));
+            if !joins.is_empty() {
+                continue;
+            }
+            let products = products.get_or_insert_with(|| self.keys.products(rows));
+            let has_room = |cluster: usize| self.members.has_room(cluster);
+            match self.keys.nearest((&*products, column), rows[column], has_room) {
+                Some(cluster) => self.members.add(cluster, token),
+                None => {
+                    self.recent.open_cluster(slot)?;
+                    self.members.open(token);
+                    self.keys.push(rows[column]);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl LayerSummary for SwarmLayer {
+    fn groups(&self) -> usize {
+        self.waiting.groups().end
+    }
+
+    fn push(&mut self, group: &KeyGroup<'_>) {
+        match &self.clusters {
+            None => self.waiting.skip(),
+            Some(_) => self.waiting.push(group),
+        }
+    }
+
+    fn truncate(&mut self, groups: usize) {
+        if groups >= self.groups() {
+            return;
+        }
+        let covered = self.waiting.groups().start;
+        self.waiting.truncate(groups);
+        let (waiting, tokens) = (self.waiting_tokens(0), groups * self.shape.group_tokens);
+        let Some(clusters) = &mut self.clusters else { return };
+        clusters.recent.truncate_slots(waiting);
+        let activated = self.activated.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if groups >= covered {
+            let kept = (clusters.members.len() + waiting) as u32;
+            activated.iter_mut().for_each(|entries| entries.retain(|entry| *entry < kept));
+            return;
+        }
+        *activated = None;
+        if tokens == 0 {
+            self.clusters = None;
+            return;
+        }
+        let is_left = clusters.members.truncate(tokens as u32);
+        clusters.keys.retain(|cluster| is_left[cluster]);
+        clusters.recent.retain_clusters(|cluster| is_left[cluster]);
+    }
+
+    fn bytes(&self) -> usize {
+        self.bytes_for(0)
+    }
+
+    fn bytes_for(&self, groups: usize) -> usize {
+        let Some(clusters) = &self.clusters else { return 0 };
+        let waiting = self.waiting_tokens(groups);
+        let most = clusters.members.clusters_for(waiting, self.memberships());
+        let activated = (most + waiting) * size_of::<u32>();
+        self.waiting.bytes_for(groups)
+            + clusters.members.bytes_for(most)
+            + clusters.keys.bytes_for(most)
+            + clusters.recent.bytes_once(most, waiting)
+            + activated
+    }
+
+    fn has_clusters(&self) -> bool {
+        true
+    }
+
+    fn advance(&mut self) -> Result<Vec<u64>> {
+        let activated = lock(&self.activated).take();
+        let waiting = self.waiting_tokens(0);
+        let excess = waiting.saturating_sub(WINDOW);
+        let memberships = self.memberships();
+        let Some(clusters) = &mut self.clusters else { return Ok(Vec::new()) };
+        if let Some(activated) = activated {
+            clusters.record(&activated)?;
+        }
+        // The tokens of groups that were pushed have slots from now on.
+        clusters.recent.resize_slots(waiting)?;
+        let (group_tokens, width) = (self.shape.group_tokens, self.shape.width());
+        let start = self.waiting.groups().start;
+        let end = start + excess.div_ceil(group_tokens);
+        for group in start..end {
+            let first = group * group_tokens;
+            let mut rows = Vec::with_capacity(group_tokens * width);
+            self.waiting.rows(first..first + group_tokens, None, &mut rows);
+            let rows: Vec<&[f32]> = rows.chunks_exact(width).collect();
+            clusters.take_in(&rows, first as u32, (group - start) * group_tokens, memberships)?;
+        }
+        clusters.recent.remove_slots((end - start) * group_tokens);
+        self.waiting.forget_before(end);
+        Ok(Vec::new())
+    }
+
+    fn profile_bytes(&self, queries: usize) -> Option<usize> {
+        let tokens = self.groups() * self.shape.group_tokens;
+        let stored = self.memberships();
+        // In the worst case each token is the medoid of a cluster.
+        let lists = 3 * ClusterLists::bytes_for(tokens, tokens * stored);
+        let row = 2 * self.shape.width() + self.max_size() + 16;
+        let build = MedoidClustering::bytes_for(tokens, queries, stored);
+        let [fewest, most] = CALIBRATED_ENTRIES;
+        let pairs = CALIBRATED_PAIRS.min(most * tokens).max(fewest * tokens);
+        // A pair takes 24 bytes, and a vector that grows twice that.
+        let calibration = ClusterMaintenance::bytes_for(tokens, most, queries) + pairs * 64;
+        let assignment = tokens * row * size_of::<f32>();
+        let phases = [weight_bytes(tokens, &self.shape), build, calibration, assignment];
+        let activated = queries * (tokens / 34 + 1) * size_of::<u32>();
+        let kept = CoActivation::bytes_for(tokens, queries) + activated + lists;
+        Some(kept + phases.into_iter().max().unwrap_or(0))
+    }
+
+    fn profile(&mut self, profile: &QueryProfile<'_>) -> Result<()> {
+        let clusters = self.build(profile)?;
+        self.clusters = Some(clusters);
+        self.waiting = SealedKeys::new(self.shape, profile.keys.groups().end);
+        *lock(&self.activated) = None;
+        Ok(())
+    }
+}

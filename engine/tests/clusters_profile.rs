@@ -1,0 +1,274 @@
+//! Methods that need recorded queries: what they attend to after a profile, growth and cuts.
+
+use proptest::prelude::*;
+use std::collections::BTreeSet;
+use stratakv::retrieval::{HeadAggregation, MethodSpec, SelectorId};
+use stratakv::{
+    Budget, CreateOptions, DType, ErrorKind, KvLayout, SelectOptions, SelectRequest, Selection, Sequence, Store,
+    TensorView, attend,
+};
+
+const KV_HEADS: usize = 2;
+const Q_HEADS: usize = 4;
+const DIM: usize = 8;
+const GROUP: usize = 8;
+
+/// Returns `[tokens, KV_HEADS, DIM]` elements around one of a few centres, as the tokens from `first` on have them.
+fn rows(first: usize, tokens: usize, seed: u64) -> Vec<f32> {
+    let hash =
+        |i: u64| (i ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let unit = |i: u64| (hash(i) >> 40) as f32 / (1 << 23) as f32 - 1.0;
+    let element = |token: u64, at: u64| unit((hash(token) >> 60) * 1000 + at) * 3.0 + unit(token * 100 + at);
+    let width = (KV_HEADS * DIM) as u64;
+    (first as u64..(first + tokens) as u64).flat_map(|token| (0..width).map(move |at| element(token, at))).collect()
+}
+
+fn query(seed: u64) -> Vec<f32> {
+    rows(seed as usize * 31, Q_HEADS / KV_HEADS, 1)
+}
+
+struct Stored {
+    store: Store,
+    sequence: Sequence,
+    _dir: tempfile::TempDir,
+}
+
+fn empty() -> Stored {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::options().device(dir.path()).open().unwrap();
+    let layout = KvLayout::builder().layers(1).kv_heads(KV_HEADS as u16).head_dim(DIM as u16);
+    let layout = layout.group_tokens(GROUP as u16).dtype(DType::F32).build().unwrap();
+    let sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
+    Stored { store, sequence, _dir: dir }
+}
+
+impl Stored {
+    fn append(&mut self, tokens: usize, seed: u64) {
+        let first = self.sequence.len() as usize;
+        let (keys, values) = (rows(first, tokens, seed), rows(first, tokens, seed ^ 77));
+        let view = |rows| TensorView::token_major(rows, tokens, KV_HEADS, DIM);
+        self.sequence.append(0, view(&keys), view(&values)).unwrap();
+    }
+
+    fn attach(&mut self, method: &str) -> SelectorId {
+        let spec: MethodSpec = method.parse().unwrap();
+        self.sequence.attach(spec.selector(None).unwrap()).unwrap()
+    }
+
+    fn profile(&mut self, selector: SelectorId) {
+        let queries: Vec<Vec<f32>> = (0..40).map(query).collect();
+        let queries: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
+        self.sequence.profile(selector, 0, &queries, None).unwrap();
+    }
+
+    fn select(&self, selector: SelectorId, query: &[f32], budget: usize) -> Selection {
+        self.try_select(selector, query, budget, HeadAggregation::Softmax).unwrap()
+    }
+
+    fn try_select(
+        &self,
+        selector: SelectorId,
+        query: &[f32],
+        budget: usize,
+        heads: HeadAggregation,
+    ) -> stratakv::Result<Selection> {
+        let options = SelectOptions::new(Budget::tokens(budget)).aggregation(heads).recent(16);
+        self.sequence.select(0, SelectRequest::query(query).options(options).selector(selector))
+    }
+
+    fn output(&self, query: &[f32], selection: &Selection) -> Vec<f32> {
+        let mut out = vec![0.0; Q_HEADS * DIM];
+        let batch = self.store.read(&[selection]).wait().unwrap();
+        attend(query, selection, batch.get(0).unwrap(), &mut out).unwrap();
+        out
+    }
+
+    /// Checks that each head attends to each of its tokens once, and to none that does not exist. Returns the tokens.
+    fn entries(&self, selection: &Selection) -> Vec<u64> {
+        let [a, b] = [0, 1].map(|head| selection.entries(head).collect::<Vec<u64>>());
+        assert_eq!(a, b, "an entry of these methods is a token of all heads");
+        let distinct: BTreeSet<u64> = a.iter().copied().collect();
+        assert!(distinct.len() == a.len() && a.iter().all(|token| *token < self.sequence.len()));
+        a
+    }
+}
+
+#[test]
+fn a_method_without_a_profile_says_what_to_call() {
+    for method in ["swarm", "swarm:4", "infllm:16"] {
+        let mut stored = empty();
+        stored.append(600, 1);
+        let id = stored.attach(method);
+        let error = stored.try_select(id, &query(0), 64, HeadAggregation::Softmax).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument);
+        assert!(error.to_string().contains("call Sequence::profile"), "{error}");
+        // A budget that holds everything needs no choice.
+        assert_eq!(stored.select(id, &query(0), 600).tokens(), 600);
+        assert_eq!(stored.sequence.selector_bytes(id).unwrap(), 0);
+        stored.profile(id);
+        assert!(stored.entries(&stored.select(id, &query(0), 64)).len() <= 64);
+        assert!(stored.sequence.selector_bytes(id).unwrap() > 0);
+        // A cut to nothing forgets the profile.
+        stored.sequence.truncate(3).unwrap();
+        stored.append(600, 2);
+        assert!(stored.try_select(id, &query(0), 64, HeadAggregation::Softmax).is_err());
+    }
+}
+
+#[test]
+fn entries_are_attended_once_and_all_of_them_are_full_attention_to_the_bit() {
+    for method in ["swarm:8", "swarm:3", "infllm:16", "infllm:5"] {
+        let mut stored = empty();
+        stored.append(1003, 3);
+        let id = stored.attach(method);
+        stored.profile(id);
+        let all = stored.sequence.select(0, SelectRequest::all()).unwrap();
+        for seed in 0..4 {
+            let chosen = stored.select(id, &query(seed), 1003);
+            assert_eq!(stored.output(&query(seed), &chosen), stored.output(&query(seed), &all));
+            // One group less than everything is left to the method, which leaves out some cluster.
+            let most = stored.entries(&stored.select(id, &query(seed), 995)).len();
+            assert!((900..=995).contains(&most), "{method}: {most}");
+            for heads in [HeadAggregation::Sum, HeadAggregation::Softmax, HeadAggregation::GroupSoftmax] {
+                let chosen = stored.try_select(id, &query(seed), 200, heads).unwrap();
+                let entries = stored.entries(&chosen).len();
+                assert!(entries <= 200 && entries > 180 && chosen.clusters().unwrap() > 3, "{method}: {entries}");
+            }
+        }
+    }
+}
+
+#[test]
+fn clusters_hold_what_the_profile_activated_together() {
+    let mut stored = empty();
+    stored.append(1200, 4);
+    let id = stored.attach("swarm:8");
+    stored.profile(id);
+    let chosen = stored.select(id, &query(2), 130);
+    // The chosen tokens hold more of the attention weight than as many of the newest.
+    let weight = |tokens: &[u64]| -> f32 {
+        let (keys, query) = (rows(0, 1200, 4), query(2));
+        let mut sum = 0.0;
+        for (head, row) in query.chunks(DIM).enumerate() {
+            let power = |token: usize| {
+                let key = &keys[(token * KV_HEADS + head / (Q_HEADS / KV_HEADS)) * DIM..][..DIM];
+                (key.iter().zip(row).map(|(k, q)| k * q).sum::<f32>() / (DIM as f32).sqrt()).exp()
+            };
+            let all: f32 = (0..1200).map(power).sum();
+            sum += tokens.iter().map(|token| power(*token as usize)).sum::<f32>() / all;
+        }
+        sum
+    };
+    let newest: Vec<u64> = (1070..1200).collect();
+    assert!(weight(&stored.entries(&chosen)) > 2.0 * weight(&newest), "{}", weight(&stored.entries(&chosen)));
+}
+
+#[test]
+fn tokens_that_are_appended_leave_the_window_for_clusters() {
+    // The most tokens that wait, and the fewest once that many were appended.
+    for (method, window, least) in [("swarm:8", 256, 256 - GROUP as u64), ("infllm:32", 2 * 32, 32)] {
+        let mut stored = empty();
+        stored.append(800, 5);
+        let id = stored.attach(method);
+        stored.profile(id);
+        for step in 0..60 {
+            stored.append(12, 5);
+            let chosen = stored.select(id, &query(step % 7), window + 150);
+            let entries = stored.entries(&chosen);
+            assert!(entries.len() <= window + 150, "{method}: {}", entries.len());
+            let length = stored.sequence.len();
+            let waits = (length - 800).min(least);
+            assert!((length - waits..length).all(|token| entries.contains(&token)), "{method}: {length}");
+        }
+        // All of them can still be attended.
+        let length = stored.sequence.len() as usize;
+        let entries = stored.entries(&stored.select(id, &query(1), length - GROUP)).len();
+        assert!(entries > length - 100, "{method}: {entries} of {length}");
+    }
+}
+
+#[test]
+fn wrong_profiles_and_names_are_refused() {
+    let mut stored = empty();
+    stored.append(300, 3);
+    let ids = ["swarm:8", "infllm:16"].map(|method| stored.attach(method));
+    let query = query(0);
+    for id in ids {
+        for refused in [
+            stored.sequence.profile(id, 3, &[&query], None),
+            stored.sequence.profile(id, 0, &[], None),
+            stored.sequence.profile(id, 0, &[&query[1..]], None),
+            stored.sequence.profile(id, 0, &[&query, &query[..KV_HEADS * DIM]], None),
+            stored.sequence.profile(id, 0, &[&query], Some(f32::NAN)),
+            stored.sequence.profile(id, 0, &[&query], Some(0.0)),
+            stored.sequence.profile(id, 0, &[&[f32::MAX; Q_HEADS * DIM]], Some(f32::MAX)),
+        ] {
+            assert_eq!(refused.unwrap_err().kind(), ErrorKind::InvalidArgument);
+        }
+        // Nothing changed: there is no profile yet.
+        assert!(stored.try_select(id, &query, 64, HeadAggregation::Softmax).is_err());
+    }
+    for name in ["swarm:heads", "swarm:4:members", "infllm:100000"] {
+        let error = name.parse::<MethodSpec>().unwrap().selector(None).err().unwrap();
+        assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{name}");
+    }
+    for name in ["infllm:members", "infllm:0", "swarm:0"] {
+        assert!(name.parse::<MethodSpec>().is_err(), "{name}");
+    }
+    let mut empty = empty();
+    let id = empty.attach("swarm:8");
+    assert_eq!(empty.sequence.profile(id, 0, &[&query], None).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
+#[test]
+fn a_reader_has_a_profile_of_its_own() {
+    let mut stored = empty();
+    stored.append(600, 7);
+    let mut reader = stored.sequence.reader().unwrap();
+    let id = reader.attach("swarm:8".parse::<MethodSpec>().unwrap().selector(None).unwrap()).unwrap();
+    reader.profile(id, 0, &[&query(1), &query(2)], None).unwrap();
+    stored.append(100, 7);
+    let query = query(1);
+    let request = SelectRequest::query(&query).budget(Budget::tokens(64)).selector(id);
+    assert!(reader.select(0, request).unwrap().entries(0).count() <= 64);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    /// Clusters depend on tokens, cuts, profiles and selections, not on the pieces in which tokens are appended.
+    #[test]
+    fn pieces_of_appends_and_cuts_do_not_change_what_is_selected(
+        pieces in prop::collection::vec(1_usize..120, 1..12), at_once in 16_usize..500, which in 0_usize..4,
+        cut in 8_usize..900, seed in 0_u64..50, raw in any::<bool>(),
+    ) {
+        let method = ["swarm:8", "swarm:4", "infllm:16", "infllm:13"][which];
+        let heads = if raw { HeadAggregation::Sum } else { HeadAggregation::Softmax };
+        let total: usize = pieces.iter().sum();
+        let mut both = Vec::new();
+        for whole in [true, false] {
+            let mut stored = empty();
+            let parts = if whole { vec![total] } else { pieces.clone() };
+            stored.append(at_once, seed);
+            let id = stored.attach(method);
+            stored.profile(id);
+            let mut found = Vec::new();
+            // Rounds of growth, a cut, and growth with other tokens.
+            for round in 0..3 {
+                let chosen = stored.try_select(id, &query(seed + round), 40, heads).unwrap();
+                found.push((stored.entries(&chosen), stored.output(&query(seed), &chosen)));
+                parts.iter().for_each(|tokens| stored.append(*tokens, seed));
+            }
+            stored.sequence.truncate(cut.min(at_once + 3 * total) as u64).unwrap();
+            for round in 0..3 {
+                let chosen = stored.try_select(id, &query(seed + round), 60, heads).unwrap();
+                found.push((stored.entries(&chosen), stored.output(&query(seed), &chosen)));
+                parts.iter().for_each(|tokens| stored.append(*tokens, seed ^ 5));
+            }
+            let bytes = stored.sequence.selector_bytes(id).unwrap();
+            prop_assert!(bytes > 0 && bytes < 4 << 20);
+            both.push(found);
+        }
+        prop_assert_eq!(&both[0], &both[1]);
+    }
+}
