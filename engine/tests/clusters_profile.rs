@@ -2,10 +2,14 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use stratakv::retrieval::{HeadAggregation, MethodSpec, SelectorId};
+use std::sync::Arc;
+use stratakv::retrieval::{
+    Adapter, Codebook, EntryRequest, HeadAggregation, KeyGroup, KeyShape, MethodSpec, QueryProfile, SealedKeys,
+    Selector, SelectorId,
+};
 use stratakv::{
-    Budget, CreateOptions, DType, ErrorKind, KvLayout, SelectOptions, SelectRequest, Selection, Sequence, Store,
-    TensorView, attend,
+    Budget, ByteSize, CreateOptions, DType, ErrorKind, KvLayout, SelectOptions, SelectRequest, Selection, Sequence,
+    Store, TensorView, attend,
 };
 
 const KV_HEADS: usize = 2;
@@ -27,6 +31,21 @@ fn query(seed: u64) -> Vec<f32> {
     rows(seed as usize * 31, Q_HEADS / KV_HEADS, 1)
 }
 
+/// Returns codes of 16 levels for each element of a key, without a transform.
+fn adapter() -> Arc<Adapter> {
+    let width = KV_HEADS * DIM;
+    let identity: Vec<f32> = (0..width * width).map(|at| f32::from(u8::from(at % (width + 1) == 0))).collect();
+    let packing = (0..width as u32 / 2).map(|byte| vec![2 * byte, 2 * byte + 1]).collect();
+    let levels = vec![(0..16).map(|level| level as f32 / 2.0 - 3.75).collect(); width];
+    let book = Codebook::new(vec![0.0; width], identity.clone(), identity, packing, levels, 0.0).unwrap();
+    Arc::new(Adapter::new("codes", 1, vec![book.into()]).unwrap())
+}
+
+fn selector(method: &str) -> Arc<dyn Selector> {
+    let spec: MethodSpec = method.parse().unwrap();
+    spec.selector(spec.adapter_name().map(|_| adapter())).unwrap()
+}
+
 struct Stored {
     store: Store,
     sequence: Sequence,
@@ -34,8 +53,12 @@ struct Stored {
 }
 
 fn empty() -> Stored {
+    with_memory(ByteSize::mib(256))
+}
+
+fn with_memory(limit: ByteSize) -> Stored {
     let dir = tempfile::tempdir().unwrap();
-    let store = Store::options().device(dir.path()).open().unwrap();
+    let store = Store::options().device(dir.path()).memory_limit(limit).open().unwrap();
     let layout = KvLayout::builder().layers(1).kv_heads(KV_HEADS as u16).head_dim(DIM as u16);
     let layout = layout.group_tokens(GROUP as u16).dtype(DType::F32).build().unwrap();
     let sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
@@ -51,8 +74,7 @@ impl Stored {
     }
 
     fn attach(&mut self, method: &str) -> SelectorId {
-        let spec: MethodSpec = method.parse().unwrap();
-        self.sequence.attach(spec.selector(None).unwrap()).unwrap()
+        self.sequence.attach(selector(method)).unwrap()
     }
 
     fn profile(&mut self, selector: SelectorId) {
@@ -117,7 +139,7 @@ fn a_method_without_a_profile_says_what_to_call() {
 
 #[test]
 fn entries_are_attended_once_and_all_of_them_are_full_attention_to_the_bit() {
-    for method in ["swarm:8", "swarm:3", "infllm:16", "infllm:5"] {
+    for method in ["swarm:8", "swarm:3", "swarm:8:members", "infllm:16", "infllm:5"] {
         let mut stored = empty();
         stored.append(1003, 3);
         let id = stored.attach(method);
@@ -142,9 +164,8 @@ fn entries_are_attended_once_and_all_of_them_are_full_attention_to_the_bit() {
 fn clusters_hold_what_the_profile_activated_together() {
     let mut stored = empty();
     stored.append(1200, 4);
-    let id = stored.attach("swarm:8");
-    stored.profile(id);
-    let chosen = stored.select(id, &query(2), 130);
+    // Blocks are of consecutive tokens, which here have nothing in common.
+    let methods = [("swarm:8", 2.0), ("swarm:8:members", 2.0), ("infllm:8", 1.5)];
     // The chosen tokens hold more of the attention weight than as many of the newest.
     let weight = |tokens: &[u64]| -> f32 {
         let (keys, query) = (rows(0, 1200, 4), query(2));
@@ -160,13 +181,19 @@ fn clusters_hold_what_the_profile_activated_together() {
         sum
     };
     let newest: Vec<u64> = (1070..1200).collect();
-    assert!(weight(&stored.entries(&chosen)) > 2.0 * weight(&newest), "{}", weight(&stored.entries(&chosen)));
+    for (method, factor) in methods {
+        let id = stored.attach(method);
+        stored.profile(id);
+        let found = weight(&stored.entries(&stored.select(id, &query(2), 130)));
+        assert!(found > factor * weight(&newest), "{method}: {found} {}", weight(&newest));
+    }
 }
 
 #[test]
 fn tokens_that_are_appended_leave_the_window_for_clusters() {
     // The most tokens that wait, and the fewest once that many were appended.
-    for (method, window, least) in [("swarm:8", 256, 256 - GROUP as u64), ("infllm:32", 2 * 32, 32)] {
+    let swarm = 256 - GROUP as u64;
+    for (method, window, least) in [("swarm:8", 256, swarm), ("swarm:8:members", 256, swarm), ("infllm:32", 64, 32)] {
         let mut stored = empty();
         stored.append(800, 5);
         let id = stored.attach(method);
@@ -221,11 +248,26 @@ fn wrong_profiles_and_names_are_refused() {
 }
 
 #[test]
+fn a_profile_that_memory_does_not_hold_is_refused() {
+    let mut stored = with_memory(ByteSize::mib(16));
+    stored.append(3000, 2);
+    let id = stored.attach("swarm:8");
+    let error = stored.sequence.profile(id, 0, &[&query(1)], None).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
+    assert!(stored.try_select(id, &query(0), 64, HeadAggregation::Softmax).is_err());
+    assert_eq!(stored.sequence.selector_bytes(id).unwrap(), 0);
+    // Blocks take less.
+    let id = stored.attach("infllm:64");
+    stored.profile(id);
+    assert!(stored.entries(&stored.select(id, &query(0), 128)).len() <= 128);
+}
+
+#[test]
 fn a_reader_has_a_profile_of_its_own() {
     let mut stored = empty();
     stored.append(600, 7);
     let mut reader = stored.sequence.reader().unwrap();
-    let id = reader.attach("swarm:8".parse::<MethodSpec>().unwrap().selector(None).unwrap()).unwrap();
+    let id = reader.attach(selector("swarm:8")).unwrap();
     reader.profile(id, 0, &[&query(1), &query(2)], None).unwrap();
     stored.append(100, 7);
     let query = query(1);
@@ -236,13 +278,66 @@ fn a_reader_has_a_profile_of_its_own() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
+    /// The engine accounts the bytes before it pushes groups, and the summary must keep within them.
+    #[test]
+    fn summaries_take_at_most_the_bytes_that_they_announced(
+        steps in prop::collection::vec((0_usize..60, prop::option::of(0_usize..300)), 1..12),
+        which in 0_usize..4, seed in 0_u64..99,
+    ) {
+        let method = ["swarm:8", "swarm:2", "infllm:16", "infllm:3"][which];
+        let shape = KeyShape { kv_heads: KV_HEADS, key_dim: DIM, group_tokens: GROUP, dtype: DType::F32 };
+        let selector = selector(method);
+        let mut layer = selector.summaries()[0].layer(0, shape).unwrap();
+        let mut keys = SealedKeys::new(shape, 0);
+        let push = |index: usize, seed: u64| -> Vec<u8> {
+            rows(index * GROUP, GROUP, seed).into_iter().flat_map(f32::to_le_bytes).collect()
+        };
+        for index in 0..20 {
+            let plane = push(index, seed);
+            let group = KeyGroup::new(shape, &plane, index as u64).unwrap();
+            keys.push(&group);
+            layer.push(&group);
+        }
+        let recorded: Vec<Vec<f32>> = (0..9).map(query).collect();
+        let queries: Vec<&[f32]> = recorded.iter().map(Vec::as_slice).collect();
+        let most = layer.profile_bytes(queries.len()).unwrap();
+        layer.profile(&QueryProfile { keys: &keys, shape, queries: &queries, scale: 0.4 }).unwrap();
+        prop_assert!(layer.bytes_for(0) <= most, "{} of {most}", layer.bytes_for(0));
+        for (groups, cut) in steps {
+            let most = layer.bytes_for(groups);
+            for index in layer.groups()..layer.groups() + groups {
+                let plane = push(index, seed ^ 3);
+                layer.push(&KeyGroup::new(shape, &plane, index as u64).unwrap());
+            }
+            prop_assert!(layer.bytes() <= most, "{} of {most}", layer.bytes());
+            layer.advance().unwrap();
+            prop_assert!(layer.bytes() <= most, "{} of {most}", layer.bytes());
+            prop_assert!(layer.bytes_for(0) <= most && layer.bytes() <= layer.bytes_for(0));
+            let entries = selector.entries().unwrap();
+            if let Ok(covered) = entries.covered_groups(&[layer.as_ref()]) {
+                let (tokens, aggregation) = (0..covered * GROUP, HeadAggregation::Softmax);
+                // With room for all, a choice has each covered token once.
+                let (query, budget) = (queries[0], tokens.len());
+                let ask = EntryRequest { query, shape, scale: 0.4, aggregation, budget, tokens };
+                let chosen = entries.choose(&[layer.as_ref()], &ask).unwrap();
+                let distinct: BTreeSet<u32> = chosen.heads[0].iter().copied().collect();
+                prop_assert!(distinct.len() == chosen.heads[0].len() && distinct.len() == covered * GROUP);
+                prop_assert!(layer.bytes() <= layer.bytes_for(0));
+            }
+            if let Some(cut) = cut {
+                layer.truncate(cut);
+                prop_assert!(layer.bytes() <= layer.bytes_for(0));
+            }
+        }
+    }
+
     /// Clusters depend on tokens, cuts, profiles and selections, not on the pieces in which tokens are appended.
     #[test]
     fn pieces_of_appends_and_cuts_do_not_change_what_is_selected(
-        pieces in prop::collection::vec(1_usize..120, 1..12), at_once in 16_usize..500, which in 0_usize..4,
+        pieces in prop::collection::vec(1_usize..120, 1..12), at_once in 16_usize..500, which in 0_usize..5,
         cut in 8_usize..900, seed in 0_u64..50, raw in any::<bool>(),
     ) {
-        let method = ["swarm:8", "swarm:4", "infllm:16", "infllm:13"][which];
+        let method = ["swarm:8", "swarm:4", "swarm:8:members", "infllm:16", "infllm:13"][which];
         let heads = if raw { HeadAggregation::Sum } else { HeadAggregation::Softmax };
         let total: usize = pieces.iter().sum();
         let mut both = Vec::new();

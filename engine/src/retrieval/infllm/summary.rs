@@ -186,9 +186,8 @@ impl LayerSummary for BlockLayer {
             self.keys.truncate((blocks + 1) * self.per_block() * self.shape.width());
         }
         if tokens == 0 {
-            self.ends.clear();
-            self.keys.clear();
-            self.mean_query = None;
+            *self = Self::new(self.shape, self.block);
+            return;
         }
         let loose = tokens - self.block_tokens();
         self.weights.truncate(loose);
@@ -197,21 +196,26 @@ impl LayerSummary for BlockLayer {
     }
 
     fn bytes(&self) -> usize {
-        self.bytes_for(0)
+        let recorded = lock(&self.recorded).as_ref().map_or(0, Vec::capacity);
+        let mean = self.mean_query.as_ref().map_or(0, Vec::capacity);
+        let elements = self.keys.capacity() + self.ends.capacity() + self.weights.capacity() + recorded + mean;
+        self.waiting.bytes() + elements * size_of::<f32>()
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
         if self.mean_query.is_none() {
-            return 0;
+            return self.bytes();
         }
         let loose = self.loose_tokens() + groups * self.shape.group_tokens;
         let blocks = self.ends.len() + loose / self.block;
         let keys = blocks * self.per_block() * self.shape.width();
-        // A vector that grows takes at most twice what it holds.
-        let most = |needed: usize, capacity: usize| if needed > capacity { 2 * needed } else { capacity };
+        // A vector that grows takes at most twice what it holds, or four elements.
+        let most = |needed: usize, capacity: usize| if needed > capacity { (2 * needed).max(4) } else { capacity };
+        let recorded = most(loose, lock(&self.recorded).as_ref().map_or(0, Vec::capacity));
         let elements = most(keys, self.keys.capacity())
             + most(blocks, self.ends.capacity())
-            + 2 * most(loose, self.weights.capacity())
+            + most(loose, self.weights.capacity())
+            + recorded
             + self.shape.width();
         self.waiting.bytes_for(groups) + elements * size_of::<f32>()
     }

@@ -266,7 +266,14 @@ impl LayerSummary for SwarmLayer {
     }
 
     fn bytes(&self) -> usize {
-        self.bytes_for(0)
+        let Some(clusters) = &self.clusters else { return 0 };
+        let (own, recent) = (clusters.members.len(), &clusters.recent);
+        let activated = lock(&self.activated).as_ref().map_or(0, Vec::capacity) * size_of::<u32>();
+        self.waiting.bytes()
+            + clusters.members.bytes_for(own)
+            + clusters.keys.bytes_for(own)
+            + recent.bytes_once(own, recent.slots())
+            + activated
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
