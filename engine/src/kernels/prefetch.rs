@@ -11,8 +11,8 @@
 use super::plane::Plane;
 use super::vector::Vector;
 
-/// Bytes by which prefetches are ahead of the work. It is several times the product of DRAM latency and the bandwidth
-/// of a core, because a pass reads rows in tiles, not in the order of the prefetches. Measured on Zen 4.
+/// Bytes by which prefetches are ahead of the work: several times the product of DRAM latency and a core's bandwidth.
+/// A pass reads rows in tiles, not in the order of the prefetches. Measured on Zen 4.
 const DISTANCE: isize = 16384;
 /// Bytes of a cache line.
 pub(super) const LINE: usize = 64;

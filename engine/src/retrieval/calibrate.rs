@@ -342,12 +342,8 @@ mod tests {
     #[test]
     fn the_quantiser_of_a_gaussian_has_the_error_of_the_table() {
         // The sum of twelve uniform numbers is nearly a Gaussian.
-        let mut state = 1_u64;
-        let mut uniform = || {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (state >> 40) as f32 / (1 << 24) as f32
-        };
-        let values: Vec<f32> = (0..20_000).map(|_| (0..12).map(|_| uniform()).sum::<f32>() - 6.0).collect();
+        let mut random = fastrand::Rng::with_seed(1);
+        let values: Vec<f32> = (0..20_000).map(|_| (0..12).map(|_| random.f32()).sum::<f32>() - 6.0).collect();
         for (bits, expected) in DISTORTION.iter().enumerate().take(5).skip(1) {
             let levels = lloyd_max(&mut values.clone(), 1 << bits);
             let error = |x: &f32| levels.iter().map(|l| (l - x) * (l - x)).fold(f32::MAX, f32::min);

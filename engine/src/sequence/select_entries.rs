@@ -1,8 +1,8 @@
 //! Selection by a selector of entries: each KV head attends to tokens of its own.
 //!
-//! 1. The window is what every head attends to: the groups that the selector does not know yet, the newest groups as
+//! 1. Every head attends to the window. It holds the groups that the selector does not know yet, the newest groups as
 //!    the options say, sinks, and the tail.
-//! 2. The budget without these tokens is what the selector may choose for each KV head.
+//! 2. The selector may choose the rest of the budget for each KV head.
 //! 3. The entries become masks of groups. A group of the window is attended whole.
 
 use super::handle::Sequence;

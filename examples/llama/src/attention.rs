@@ -327,16 +327,9 @@ mod tests {
     }
 
     /// Returns a fixed sequence of values between -1 and 1.
-    fn noise(n: usize, seed: u32) -> Vec<f32> {
-        let mut x = seed.wrapping_mul(2_654_435_761) | 1;
-        (0..n)
-            .map(|_| {
-                x ^= x << 13;
-                x ^= x >> 17;
-                x ^= x << 5;
-                (f64::from(x) / f64::from(u32::MAX) * 2.0 - 1.0) as f32
-            })
-            .collect()
+    fn noise(n: usize, seed: u64) -> Vec<f32> {
+        let mut random = fastrand::Rng::with_seed(seed);
+        (0..n).map(|_| 2.0 * random.f32() - 1.0).collect()
     }
 
     #[test]

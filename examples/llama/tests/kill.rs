@@ -53,7 +53,7 @@ fn killed_often(kills_wanted: usize, samplers: &[&'static [&'static str]]) {
     let ids = dir.path().join("ids");
     let prompt: Vec<String> = (0..200).map(|i| (3 + i * 7 % 60).to_string()).collect();
     std::fs::write(&ids, prompt.join(" ")).unwrap();
-    let mut seed = 0x2545_f491_4f6c_dd1d_u64;
+    let mut random = fastrand::Rng::with_seed(0x2545_f491_4f6c_dd1d);
     let (mut kills, mut resumed) = (0, 0);
     for (nth, sampler) in samplers.iter().enumerate() {
         let case = Case { model: fixtures.join("tiny-arch/llama3"), ids: ids.clone(), sampler };
@@ -69,11 +69,8 @@ fn killed_often(kills_wanted: usize, samplers: &[&'static [&'static str]]) {
             round += 1;
             let mut interrupted = 0;
             loop {
-                seed ^= seed << 13;
-                seed ^= seed >> 7;
-                seed ^= seed << 17;
                 // Delays go up to 1.2 times a whole run, so that some runs end by themselves.
-                let delay = time.mul_f64((seed >> 40) as f64 / f64::from(1 << 24) * 1.2);
+                let delay = time.mul_f64(random.f64() * 1.2);
                 let (killed, output) = case.run(&device, delay);
                 let said = text(&output);
                 assert!(whole.starts_with(&said), "said {said:?}, expected the beginning of {whole:?}");

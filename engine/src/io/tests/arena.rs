@@ -42,10 +42,9 @@ fn slabs_are_mapped_on_demand_and_trimmed_when_idle() {
 fn leases_are_aligned_and_disjoint() {
     let arena = arena(3);
     let mut leases: Vec<Lease> = Vec::new();
-    let mut state = 7u64;
+    let mut random = fastrand::Rng::with_seed(7);
     for round in 0..3000 {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let r = (state >> 33) as usize;
+        let r = random.usize(..1 << 31);
         if r.is_multiple_of(3) && !leases.is_empty() {
             drop(leases.swap_remove(r % leases.len()));
             continue;

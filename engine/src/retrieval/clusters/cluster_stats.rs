@@ -49,7 +49,7 @@ impl ClusterStats {
         add_row(centroid, key, share as f32);
     }
 
-    /// Keeps `left` of the members, whose keys are not known. The variance stays as it was.
+    /// Keeps `left` of the members, whose keys are not known. The variance does not change.
     pub(super) fn shrink(&mut self, left: u32) {
         self.squares = self.variance() * f64::from(left.min(self.size));
         self.size = left.min(self.size);
