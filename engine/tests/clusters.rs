@@ -138,7 +138,7 @@ fn heads_attend_to_clusters_of_their_own_or_to_joint_ones() {
     let chosen = stored.select(per_head, &query(1), 128);
     let [a, b] = entries(&chosen);
     assert!(a != b && a.len() <= 128 && b.len() <= 128 && a.len().min(b.len()) > 90, "{} {}", a.len(), b.len());
-    assert!(chosen.clusters().unwrap() > 2);
+    assert!(chosen.cluster_runs().unwrap() > 2);
     let [a, b] = entries(&stored.select(joint, &query(1), 128));
     assert!(a == b && (90..=128).contains(&a.len()), "{}", a.len());
 }

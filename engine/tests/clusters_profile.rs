@@ -154,7 +154,7 @@ fn entries_are_attended_once_and_all_of_them_are_full_attention_to_the_bit() {
             for heads in [HeadAggregation::Sum, HeadAggregation::Softmax, HeadAggregation::GroupSoftmax] {
                 let chosen = stored.try_select(id, &query(seed), 200, heads).unwrap();
                 let entries = stored.entries(&chosen).len();
-                assert!(entries <= 200 && entries > 180 && chosen.clusters().unwrap() > 3, "{method}: {entries}");
+                assert!(entries <= 200 && entries > 180 && chosen.cluster_runs().unwrap() > 3, "{method}: {entries}");
             }
         }
     }

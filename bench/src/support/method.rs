@@ -87,12 +87,13 @@ pub(crate) fn methods_help() -> String {
 
 /// Fits the adapter that a method needs, if any, once and for every layer.
 fn fit(spec: &MethodSpec, layers: u16) -> Result<Option<Adapter>> {
-    let (Some(name), Some(number)) = (spec.adapter_name(), spec.parameter()) else { return Ok(None) };
+    let (fit, number) = spec.adapter_fit();
+    let (Some(name), Some(number)) = (spec.adapter_name(), number) else { return Ok(None) };
     let rank = || -> Result<usize> {
         ensure!(ROW.is_multiple_of(number), "method {spec}: {number} does not divide {ROW} joint dimensions");
         Ok(ROW / number)
     };
-    let one = match spec.method().adapter {
+    let one = match fit {
         AdapterFit::None => return Ok(None),
         AdapterFit::LowRank => {
             let rank = rank()?;

@@ -124,8 +124,8 @@ pub(crate) struct SelectionInner {
     pub(crate) planes: PlaneSet,
     /// The cache of its blocks.
     pub(crate) cache: Option<Arc<BlockCache>>,
-    /// The clusters that a selector of entries chose, summed over its lists.
-    pub(crate) clusters: Option<usize>,
+    /// The runs of neighbouring clusters that a selector of entries chose.
+    pub(crate) cluster_runs: Option<usize>,
 }
 
 impl SelectionInner {
@@ -176,11 +176,11 @@ impl Selection {
         self.masks(move |entries, tokens| entries.tokens_of(kv_head, tokens))
     }
 
-    /// Returns the number of clusters that the selector chose, if it chooses entries. Clusters per KV head count for
-    /// each head. A store that kept the entries of a cluster together would send at most this many requests.
+    /// Returns the runs of neighbours among the chosen clusters, if the selector chooses entries: the requests of a
+    /// store that keeps clusters in the method's own order. Clusters per KV head count for each head.
     #[must_use]
-    pub fn clusters(&self) -> Option<usize> {
-        self.inner.clusters
+    pub fn cluster_runs(&self) -> Option<usize> {
+        self.inner.cluster_runs
     }
 
     /// Returns the positions in the mask of each group and of the tail. All heads attend to the tail.

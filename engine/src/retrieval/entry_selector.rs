@@ -39,8 +39,10 @@ pub struct EntryRequest<'a> {
 pub struct ChosenEntries {
     /// The tokens of each KV head, in any order; or one list, which counts for all heads. Each token once.
     pub heads: Vec<Vec<u32>>,
-    /// The clusters that were chosen, summed over the lists. Single tokens are clusters of one.
-    pub clusters: usize,
+    /// The runs of neighbours among the chosen clusters, in the method's own order of clusters and summed over the
+    /// lists: the requests of a store that keeps clusters in this order. For single tokens, the runs of neighbouring
+    /// tokens.
+    pub runs: usize,
 }
 
 /// A method that chooses entries.

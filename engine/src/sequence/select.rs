@@ -279,7 +279,7 @@ impl Sequence {
             handle: self.handle,
             planes,
             cache: self.cache.clone(),
-            clusters: None,
+            cluster_runs: None,
         };
         Ok(Selection { inner: Arc::new(inner) })
     }

@@ -50,7 +50,7 @@ impl Sequence {
             budget: options.budget.of(visible)?.saturating_sub(attended),
         };
         let chosen = match request.budget.min(request.tokens.len()) {
-            0 => ChosenEntries { heads: vec![Vec::new()], clusters: 0 },
+            0 => ChosenEntries { heads: vec![Vec::new()], runs: 0 },
             _ => selector.choose(&summaries, &request)?,
         };
         check_chosen(&chosen, &request)?;
@@ -61,7 +61,7 @@ impl Sequence {
         let mut selection = self.selection(state, &span, &groups, options.planes)?;
         // The selection is new, so nothing else refers to it.
         if let Some(inner) = Arc::get_mut(&mut selection.inner) {
-            inner.clusters = Some(chosen.clusters);
+            inner.cluster_runs = Some(chosen.runs);
             let mut found = found.into_iter().peekable();
             for unit in &mut inner.units {
                 if let Some((_, entries)) = found.next_if(|(group, _)| *group == unit.group) {

@@ -288,7 +288,7 @@ impl Sequence {
             handle: self.handle,
             planes: PlaneSet::KeysAndValues,
             cache: None,
-            clusters: None,
+            cluster_runs: None,
         })
     }
 }

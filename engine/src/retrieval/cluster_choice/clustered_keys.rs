@@ -6,6 +6,7 @@
 
 use crate::error::Result;
 use crate::retrieval::cluster_choice::options::ClusterOptions;
+use crate::retrieval::cluster_choice::recent_tokens::ready_tokens;
 use crate::retrieval::clusters::{ClusterLists, KMeans, KMeansOptions};
 use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::sealed_keys::SealedKeys;
@@ -22,12 +23,12 @@ pub(crate) struct ClusteredKeys {
     pub(crate) lists: ClusterLists,
 }
 
-/// Returns the number of tokens that the first clusters are built from: all if `builds_all`. Returns none while there
-/// are too few, or if the waiting keys do not begin with the first token.
+/// Returns the number of tokens that the first clusters are built from: all but the recent ones if `builds_all`.
+/// Returns none while there are too few, or if the waiting keys do not begin with the first token.
 pub(crate) fn first_entries(waiting: &SealedKeys, group_tokens: usize, builds_all: bool) -> Option<usize> {
-    let tokens = waiting.tokens();
-    let entries = if builds_all { tokens.len() } else { FIRST_ENTRIES.next_multiple_of(group_tokens) };
-    (tokens.start == 0 && tokens.len() >= entries.max(FIRST_ENTRIES)).then_some(entries)
+    let ready = ready_tokens(waiting, group_tokens);
+    let entries = if builds_all { ready } else { FIRST_ENTRIES.next_multiple_of(group_tokens) };
+    (waiting.tokens().start == 0 && ready >= entries.max(FIRST_ENTRIES)).then_some(entries)
 }
 
 /// Clusters tokens, of which `keys` has all keys, for each list.

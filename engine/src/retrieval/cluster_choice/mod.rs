@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `clustered_keys` | clusters waiting keys by k-means |
 //! | `cluster_list` | chooses among the clusters of one list |
+//! | `recent_tokens` | keeps the newest tokens out of clusters, each as a cluster of one |
 //! | `representatives` | scores clusters by one vector each, a centroid or the key of a medoid |
 //! | `member_codes` | scores clusters by the sum of their members' transform-coded keys |
 //! | `take` | takes clusters by falling score until the budget is used |
@@ -16,6 +17,7 @@ mod cluster_list;
 mod clustered_keys;
 mod member_codes;
 mod options;
+mod recent_tokens;
 mod representatives;
 mod take;
 mod take_tokens;
@@ -25,6 +27,7 @@ pub(crate) use clustered_keys::{ClusteredKeys, FIRST_ENTRIES, cluster_keys, clus
 pub(crate) use member_codes::{CodedMembers, coded_members, member_codes};
 pub(crate) use options::ClusterOptions;
 pub use options::{ChosenBy, HeadSharing};
+pub(crate) use recent_tokens::{RecentTokens, ready_tokens};
 pub(crate) use representatives::Representatives;
-pub(crate) use take::take_clusters;
+pub(crate) use take::{Taken, take_clusters};
 pub(crate) use take_tokens::take_tokens;

@@ -44,6 +44,12 @@ impl HeadProducts {
         scores
     }
 
+    /// Returns these products, followed by those with more vectors of the same kind.
+    pub(crate) fn followed_by(mut self, mut others: Self) -> Self {
+        self.units.append(&mut others.units);
+        self
+    }
+
     /// Returns the products of each query head with these vectors, then with those of `others`: `[heads, vectors]`.
     pub(crate) fn rows_with(&self, others: &Self) -> Vec<f32> {
         let units = || self.units.chunks_exact(self.lanes).chain(others.units.chunks_exact(others.lanes));
@@ -52,11 +58,6 @@ impl HeadProducts {
 }
 
 impl Representatives<'_> {
-    /// Returns the aggregated score of each cluster, as [`HeadProducts::scores`].
-    pub(crate) fn scores(&self, ask: &EntryRequest<'_>, counts: impl Fn(usize) -> bool) -> Vec<f32> {
-        self.products(ask).scores(ask, counts)
-    }
-
     /// Returns `q . k` of each vector and query head.
     pub(crate) fn products(&self, ask: &EntryRequest<'_>) -> HeadProducts {
         let (dim, kv_heads) = (ask.shape.key_dim, ask.shape.kv_heads);
@@ -104,13 +105,14 @@ mod tests {
             budget: 4,
         };
         let vectors = [1.0, 0.0, 0.0, 1.0, 9.0, 9.0];
-        let scores = Representatives { vectors: &vectors, head: Some(0) }.scores(&ask, |at| at != 2);
+        let scores = Representatives { vectors: &vectors, head: Some(0) }.products(&ask).scores(&ask, |at| at != 2);
         let weight = |x: f32, y: f32| x.exp() / (x.exp() + y.exp());
         assert!((scores[0] - (weight(1.0, 0.0) + weight(0.0, 2.0))).abs() < 1e-4, "{scores:?}");
         assert!((scores[1] - (weight(0.0, 1.0) + weight(2.0, 0.0))).abs() < 1e-4, "{scores:?}");
         assert_eq!(scores[2], f32::NEG_INFINITY);
         let joint = Representatives { vectors: &[1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0, 1.0], head: None };
-        let raw = joint.scores(&EntryRequest { aggregation: HeadAggregation::Sum, ..ask }, |_| true);
+        let raw = EntryRequest { aggregation: HeadAggregation::Sum, ..ask };
+        let raw = joint.products(&raw).scores(&raw, |_| true);
         assert_eq!(raw, [4.0, 3.0]);
     }
 }

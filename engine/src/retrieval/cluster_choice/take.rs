@@ -15,6 +15,20 @@ pub(crate) struct Taken {
     pub(crate) clusters: Vec<u32>,
 }
 
+impl Taken {
+    /// Returns the runs of neighbours among the clusters.
+    pub(crate) fn runs(&self) -> usize {
+        runs_of_neighbours(&self.clusters)
+    }
+}
+
+/// Returns the runs of consecutive numbers among distinct ones.
+pub(crate) fn runs_of_neighbours(numbers: &[u32]) -> usize {
+    let mut sorted = numbers.to_vec();
+    sorted.sort_unstable();
+    sorted.chunk_by(|a, b| a + 1 == *b).count()
+}
+
 /// Takes clusters until `budget` distinct tokens of `tokens` are taken. `first` are tokens that are taken before any
 /// cluster, such as entries that wait in a buffer. A cluster whose score is negative infinity is never taken.
 pub(crate) fn take_clusters<'a>(
@@ -89,6 +103,12 @@ mod tests {
             }
         }
         taken
+    }
+
+    #[test]
+    fn neighbouring_clusters_are_one_run() {
+        let taken = Taken { tokens: vec![5], clusters: vec![7, 3, 2, 9, 8] };
+        assert_eq!((taken.runs(), Taken::default().runs()), (2, 0));
     }
 
     proptest! {

@@ -4,6 +4,7 @@
 //! 2. They are aggregated: a softmax over these tokens per query head, then the sum; or the sum of raw scores.
 //! 3. The highest scores are taken, ties by the lower token.
 
+use crate::retrieval::cluster_choice::take::runs_of_neighbours;
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest};
 use crate::retrieval::head_aggregation::HeadAggregation;
 use crate::retrieval::query_batch::QueryBatch;
@@ -47,6 +48,6 @@ pub(crate) fn take_tokens(ask: &EntryRequest<'_>, mut score: impl FnMut(&HeadQue
         best.sort_unstable_by(|a, b| score_order(*a, *b));
         heads.push(best.into_iter().map(|(_, at)| (ask.tokens.start + at as usize) as u32).collect());
     }
-    let clusters = heads.iter().map(Vec::len).sum();
-    ChosenEntries { heads, clusters }
+    let runs = heads.iter().map(|tokens: &Vec<u32>| runs_of_neighbours(tokens)).sum();
+    ChosenEntries { heads, runs }
 }

@@ -4,7 +4,7 @@ use super::summary::{AdaptiveLayer, AdaptiveSpec};
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::cluster_choice::{
-    ClusterList, ClusterOptions, HeadSharing, choose_clusters, coded_members, member_codes,
+    ClusterList, ClusterOptions, HeadSharing, Taken, choose_clusters, coded_members, member_codes,
 };
 use crate::retrieval::clusters::AdaptiveClusters;
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
@@ -67,12 +67,13 @@ impl EntrySelector for DynaKv {
             for cluster in 0..clusters.len() as u32 {
                 buffered.extend_from_slice(clusters.buffer(cluster)?);
             }
-            taken.push(choose_clusters(clusters, (at, head), codes.as_ref(), buffered.into_iter(), ask));
+            let recent = layer.recent(head, codes.is_none());
+            taken.push(choose_clusters(clusters, (at, head), codes.as_ref(), (buffered.into_iter(), &recent), ask));
         }
-        let clusters = taken.iter().map(|taken| taken.clusters.len()).sum();
+        let runs = taken.iter().map(Taken::runs).sum();
         let (heads, retrieved) = taken.into_iter().map(|taken| (taken.tokens, taken.clusters)).unzip();
         layer.retrieve(retrieved);
-        Ok(ChosenEntries { heads, clusters })
+        Ok(ChosenEntries { heads, runs })
     }
 }
 

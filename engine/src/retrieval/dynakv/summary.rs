@@ -5,11 +5,12 @@
 //! 2. [`LayerSummary::advance`] builds the first clusters as soon as there are enough keys, by k-means.
 //! 3. It then adds the waiting tokens one by one to the clusters of each list. A split of a cluster needs the keys of
 //!    its members. It asks for the keys of earlier groups.
-//! 4. When every list has every waiting token, the keys are dropped and the groups are covered.
+//! 4. When every list has these tokens, their keys are dropped.
+//! 5. The newest tokens keep waiting ([`RecentTokens`]). Each is chosen by itself.
 //!
 //! Invariants:
 //! - A list is the clusters of one KV head, or of all heads together.
-//! - Each covered token is in one cluster of each list, or in one buffer.
+//! - Each token is in one cluster of each list, in one buffer, or waits.
 //! - The clusters depend on the tokens, on the moment of attaching and on the selections, not on how the tokens were
 //!   cut into appends. A sealed group is one step of the paper: the clusters of the newest selection before it are the
 //!   retrieved ones.
@@ -17,7 +18,7 @@
 use crate::error::Result;
 use crate::metrics::lock;
 use crate::retrieval::cluster_choice::{
-    ClusterOptions, ClusteredKeys, cluster_keys, cluster_keys_bytes, first_entries,
+    ClusterOptions, ClusteredKeys, RecentTokens, cluster_keys, cluster_keys_bytes, first_entries, ready_tokens,
 };
 use crate::retrieval::clusters::{AdaptOptions, AdaptiveClusters};
 use crate::retrieval::sealed_keys::SealedKeys;
@@ -94,8 +95,18 @@ impl AdaptiveLayer {
     }
 
     /// Returns the number of groups whose tokens are in clusters.
-    pub(super) fn covered(&self) -> usize {
+    fn clustered(&self) -> usize {
         self.waiting.groups().start
+    }
+
+    /// Returns the number of groups that can be chosen from: all, once there are clusters.
+    pub(super) fn covered(&self) -> usize {
+        if self.lists.is_empty() { 0 } else { self.waiting.groups().end }
+    }
+
+    /// Returns the tokens that are in no cluster of a list.
+    pub(super) fn recent(&self, head: Option<usize>, with_keys: bool) -> RecentTokens {
+        RecentTokens::new(&self.waiting, 0, head, with_keys)
     }
 
     /// Takes note of the clusters of each list that a selection chose.
@@ -128,7 +139,7 @@ impl AdaptiveLayer {
 
     /// Adds the waiting tokens to a list. Returns the groups whose keys a split needs.
     fn advance_list(&mut self, at: usize, head: Option<usize>) -> Result<Vec<u64>> {
-        let waiting = self.waiting.tokens();
+        let end = ready_tokens(&self.waiting, self.shape.group_tokens);
         loop {
             if let Some(split) = self.lists[at].clusters.next_split() {
                 let entries = self.lists[at].clusters.entries_to_split(split.cluster)?;
@@ -146,7 +157,7 @@ impl AdaptiveLayer {
                 continue;
             }
             let next = self.lists[at].next;
-            if next >= waiting.end {
+            if next >= end {
                 return Ok(Vec::new());
             }
             let group = next / self.shape.group_tokens;
@@ -208,10 +219,10 @@ impl LayerSummary for AdaptiveLayer {
     }
 
     fn truncate(&mut self, groups: usize) {
-        let covered = self.covered();
+        let clustered = self.clustered();
         self.waiting.truncate(groups);
         self.supplied.clear();
-        if groups >= covered {
+        if groups >= clustered {
             return;
         }
         let tokens = groups * self.shape.group_tokens;
@@ -228,14 +239,17 @@ impl LayerSummary for AdaptiveLayer {
     fn bytes(&self) -> usize {
         let clusters = self.lists.iter().map(|list| list.clusters.len()).max().unwrap_or(0);
         let supplied: usize = self.supplied.iter().map(SealedKeys::bytes).sum();
-        self.waiting.bytes() + supplied + self.cluster_bytes(clusters, self.covered() * self.shape.group_tokens)
+        self.waiting.bytes() + supplied + self.cluster_bytes(clusters, self.clustered() * self.shape.group_tokens)
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
-        let waiting = self.waiting.groups().len() + groups;
-        let (entries, new) = ((self.covered() + waiting) * self.shape.group_tokens, waiting * self.shape.group_tokens);
-        if waiting == 0 {
-            return self.bytes();
+        let waiting = (self.waiting.groups().len() + groups) * self.shape.group_tokens;
+        let entries = self.clustered() * self.shape.group_tokens + waiting;
+        // The tokens that clusters may take in.
+        let held = self.waiting.tokens().end - ready_tokens(&self.waiting, self.shape.group_tokens);
+        let new = if self.lists.is_empty() { waiting } else { waiting - held.min(waiting) };
+        if new == 0 {
+            return self.bytes() + self.waiting.bytes_for(groups) - self.waiting.bytes();
         }
         let scratch = match self.lists.is_empty() {
             true => cluster_keys_bytes(entries, &self.shape, &self.options),
@@ -262,7 +276,8 @@ impl LayerSummary for AdaptiveLayer {
             self.build()?;
             self.builds_all = false;
         }
-        if self.lists.is_empty() || self.waiting.groups().is_empty() {
+        let ready = ready_tokens(&self.waiting, self.shape.group_tokens);
+        if self.lists.is_empty() || ready == self.waiting.tokens().start {
             return Ok(Vec::new());
         }
         if self.step.is_none() {
@@ -274,7 +289,7 @@ impl LayerSummary for AdaptiveLayer {
                 return Ok(wanted);
             }
         }
-        self.waiting.clear();
+        self.waiting.forget_before(ready / self.shape.group_tokens);
         self.supplied = Vec::new();
         self.step = None;
         Ok(Vec::new())

@@ -67,8 +67,9 @@ impl EntrySelector for FixedClusterSelector {
         let heads = self.options.heads(&ask.shape);
         let mut chosen = ChosenEntries::default();
         for (at, (list, head)) in layer.lists().iter().zip(heads).enumerate() {
-            let taken = choose_clusters(list, (at, head), codes.as_ref(), std::iter::empty(), ask);
-            chosen.clusters += taken.clusters.len();
+            let recent = layer.recent(head, codes.is_none());
+            let taken = choose_clusters(list, (at, head), codes.as_ref(), (std::iter::empty(), &recent), ask);
+            chosen.runs += taken.runs();
             chosen.heads.push(taken.tokens);
         }
         Ok(chosen)

@@ -7,14 +7,14 @@
 //!
 //! Invariants:
 //! - A list is the clusters of one KV head, or of all heads together.
-//! - Each covered token is in one cluster of each list. All other tokens are in waiting groups.
+//! - Each token is in one cluster of each list, or waits. The newest tokens wait, and each is chosen by itself.
 //! - The clusters depend on the tokens, the cuts and the moment of attaching, not on how the tokens were cut into
 //!   appends, nor on selections.
 
 use super::list::FixedClusters;
 use crate::error::Result;
 use crate::retrieval::cluster_choice::{
-    ClusterOptions, FIRST_ENTRIES, cluster_keys, cluster_keys_bytes, first_entries,
+    ClusterOptions, FIRST_ENTRIES, RecentTokens, cluster_keys, cluster_keys_bytes, first_entries, ready_tokens,
 };
 use crate::retrieval::sealed_keys::SealedKeys;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
@@ -79,8 +79,18 @@ impl FixedLayer {
     }
 
     /// Returns the number of groups whose tokens are in clusters.
-    pub(super) fn covered(&self) -> usize {
+    fn clustered(&self) -> usize {
         self.next / self.shape.group_tokens
+    }
+
+    /// Returns the number of groups that can be chosen from: all, once there are clusters.
+    pub(super) fn covered(&self) -> usize {
+        if self.lists.is_empty() { 0 } else { self.waiting.groups().end }
+    }
+
+    /// Returns the tokens that are in no cluster of a list.
+    pub(super) fn recent(&self, head: Option<usize>, with_keys: bool) -> RecentTokens {
+        RecentTokens::new(&self.waiting, self.next, head, with_keys)
     }
 
     /// Returns the tokens of a batch of new clusters.
@@ -102,9 +112,9 @@ impl FixedLayer {
         Ok(())
     }
 
-    /// Adds all waiting tokens to the clusters with the nearest centroids.
+    /// Adds the waiting tokens but the recent ones to the clusters with the nearest centroids.
     fn join(&mut self) {
-        let tokens = self.next..self.waiting.tokens().end;
+        let tokens = self.next..ready_tokens(&self.waiting, self.shape.group_tokens).max(self.next);
         let dim = self.spec.options.dim(&self.shape);
         let (mut rows, mut distances) = (Vec::new(), Vec::new());
         for (list, head) in self.lists.iter_mut().zip(self.spec.options.heads(&self.shape)) {
@@ -185,12 +195,13 @@ impl LayerSummary for FixedLayer {
         match self.spec.later {
             LaterTokens::Join => self.join(),
             LaterTokens::NewClusters => {
-                while self.waiting.tokens().end - self.next >= self.batch() {
+                let ready = ready_tokens(&self.waiting, self.shape.group_tokens);
+                while ready.saturating_sub(self.next) >= self.batch() {
                     self.cluster(self.batch())?;
                 }
             }
         }
-        self.waiting.forget_before(self.covered());
+        self.waiting.forget_before(self.clustered());
         Ok(Vec::new())
     }
 }
@@ -248,6 +259,9 @@ mod tests {
             push(layer.as_mut(), shape, first / group_tokens, seed);
             let before = clusters(layer.as_ref());
             let groups = (first + more) / group_tokens;
+            let mut all = SealedKeys::new(shape, 0);
+            let plane = vec![0; SealedKeys::group_bytes(&shape)];
+            (0..groups).for_each(|at| all.push(&KeyGroup::new(shape, &plane, at as u64).unwrap()));
             push(layer.as_mut(), shape, groups, seed);
             let after = clusters(layer.as_ref());
             let cut = (cut / group_tokens).min(groups);
@@ -258,11 +272,12 @@ mod tests {
                 for list in found {
                     let mut members: Vec<u32> = list.iter().flat_map(|(_, members)| members).copied().collect();
                     members.sort_unstable();
-                    // Every token is in one cluster, up to the last tokens, which wait to be clustered together.
+                    // Every token is in one cluster, up to the newest ones and those that wait for a batch.
                     let waiting = end * group_tokens - members.len();
                     prop_assert!(members.iter().copied().eq(0..members.len() as u32));
                     let batch = NEW_ENTRIES.next_multiple_of(group_tokens);
-                    prop_assert!(if joins { waiting == 0 } else { waiting < batch }, "{waiting}");
+                    let recent = groups * group_tokens - ready_tokens(&all, group_tokens);
+                    prop_assert!(if joins { waiting == recent } else { waiting < batch + recent }, "{waiting}");
                 }
             }
             for (own, grown) in before.iter().zip(&after) {

@@ -125,6 +125,6 @@ impl EntrySelector for Swarm {
         }
         let members = |cluster: usize| clusters.members.of(cluster);
         let taken = take_clusters(&scores, members, std::iter::empty(), &ask.tokens, ask.budget);
-        Ok(ChosenEntries { heads: vec![taken.tokens], clusters: taken.clusters.len() })
+        Ok(ChosenEntries { runs: taken.runs(), heads: vec![taken.tokens] })
     }
 }

@@ -1,4 +1,4 @@
-//! Sums over selections: entries, runs of groups, and clusters.
+//! Sums over selections: entries, runs of groups, and runs of clusters.
 
 use stratakv::Selection;
 
@@ -11,9 +11,9 @@ pub struct SelectedSums {
     pub entries: f64,
     /// Runs of neighbouring groups: the requests of a store that keeps groups in the order of tokens.
     pub runs: u64,
-    /// Chosen clusters, or runs of groups for a method of groups: the requests of a store that keeps the entries of a
-    /// cluster together.
-    pub clusters: u64,
+    /// Runs of neighbouring clusters, or runs of groups for a method of groups: the requests of a store that keeps the
+    /// entries of a cluster together, and clusters in the method's order.
+    pub cluster_runs: u64,
 }
 
 impl SelectedSums {
@@ -25,7 +25,7 @@ impl SelectedSums {
         self.selections += 1;
         self.entries += entries as f64 / kv_heads.max(1) as f64;
         self.runs += runs;
-        self.clusters += selection.clusters().map_or(runs, |clusters| clusters as u64);
+        self.cluster_runs += selection.cluster_runs().map_or(runs, |own| own as u64);
     }
 
     /// Returns the sums since `before`.
@@ -35,7 +35,7 @@ impl SelectedSums {
             selections: self.selections - before.selections,
             entries: self.entries - before.entries,
             runs: self.runs - before.runs,
-            clusters: self.clusters - before.clusters,
+            cluster_runs: self.cluster_runs - before.cluster_runs,
         }
     }
 }

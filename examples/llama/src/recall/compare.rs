@@ -201,7 +201,7 @@ fn run_policy(
         selections: selected.selections as f64,
         entries: selected.entries,
         runs: selected.runs as f64,
-        clusters: selected.clusters as f64,
+        cluster_runs: selected.cluster_runs as f64,
     };
     Ok((prompt.item_accuracy(&got.predicted), figures))
 }

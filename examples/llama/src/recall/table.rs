@@ -54,9 +54,9 @@ pub struct Row {
     pub entries_per_layer: f64,
     /// Runs of neighbouring groups per step and such a layer: the requests of a store in token order.
     pub runs_per_layer: f64,
-    /// Chosen clusters per step and such a layer: the requests of a store that keeps clusters together. For a method
-    /// of groups, its runs.
-    pub clusters_per_layer: f64,
+    /// Runs of neighbouring clusters per step and such a layer: the requests of a store that keeps clusters in the
+    /// method's order. For a method of groups, its runs.
+    pub cluster_runs_per_layer: f64,
     #[serde(skip)]
     prompts: Vec<PromptAccuracy>,
     #[serde(skip)]
@@ -98,8 +98,8 @@ pub(super) struct Figures {
     pub(super) entries: f64,
     /// The sum of [`Row::runs_per_layer`] over selections.
     pub(super) runs: f64,
-    /// The sum of [`Row::clusters_per_layer`] over selections.
-    pub(super) clusters: f64,
+    /// The sum of [`Row::cluster_runs_per_layer`] over selections.
+    pub(super) cluster_runs: f64,
 }
 
 impl Figures {
@@ -115,7 +115,7 @@ impl Figures {
         self.selections += other.selections;
         self.entries += other.entries;
         self.runs += other.runs;
-        self.clusters += other.clusters;
+        self.cluster_runs += other.cluster_runs;
     }
 }
 
@@ -213,7 +213,7 @@ impl Comparison {
             // Files of earlier versions lack these cells.
             if let [entries, runs, clusters] = selected {
                 (row.entries_per_layer, row.runs_per_layer) = (entries.parse()?, runs.parse()?);
-                row.clusters_per_layer = clusters.parse()?;
+                row.cluster_runs_per_layer = clusters.parse()?;
             }
         }
         for line in prompts_csv.lines().skip(1) {
@@ -240,7 +240,7 @@ impl Comparison {
         let mut out = String::from(
             "method,budget,context,n,accuracy,minus_full,minus_full_interval95,mass_recall,output_error,\
              resident_bytes_per_token,read_bytes_per_step,reads_per_step,step_ms,half,entries_per_layer,\
-             runs_per_layer,clusters_per_layer\n",
+             runs_per_layer,cluster_runs_per_layer\n",
         );
         for r in &self.rows {
             let _ = writeln!(
@@ -262,7 +262,7 @@ impl Comparison {
                 r.half.map_or("", Half::name),
                 r.entries_per_layer,
                 r.runs_per_layer,
-                r.clusters_per_layer
+                r.cluster_runs_per_layer
             );
         }
         out
@@ -324,7 +324,7 @@ impl Row {
         let selections = sums.selections.max(1.0);
         self.entries_per_layer = sums.entries / selections;
         self.runs_per_layer = sums.runs / selections;
-        self.clusters_per_layer = sums.clusters / selections;
+        self.cluster_runs_per_layer = sums.cluster_runs / selections;
         self.mass_recall = (sums.probes > 0.0).then(|| sums.mass / sums.probes);
         self.output_error = (sums.probes > 0.0).then(|| sums.error / sums.probes);
     }
@@ -364,7 +364,7 @@ impl fmt::Display for Comparison {
             "ms/step",
             "entries",
             "runs",
-            "clusters"
+            "cl. runs"
         )?;
         for r in &self.rows {
             writeln!(
@@ -386,7 +386,7 @@ impl fmt::Display for Comparison {
                 r.step_ms,
                 r.entries_per_layer,
                 r.runs_per_layer,
-                r.clusters_per_layer,
+                r.cluster_runs_per_layer,
                 r.half.map_or_else(String::new, |half| format!(" {}", half.name()))
             )?;
         }
@@ -420,7 +420,7 @@ mod tests {
             selections: 4.0,
             entries: 40.0,
             runs: 12.0,
-            clusters: 8.0,
+            cluster_runs: 8.0,
         };
         for (id, task, a, b) in [("1", "S", 1.0, 0.0), ("2", "S", 1.0, 1.0), ("3", "MK", 0.0, 0.0)] {
             table.row_of("a", "1/13", (8, None)).add(&prompt(id, task), (a, 1.0), figures);
@@ -431,7 +431,7 @@ mod tests {
         assert!((row.minus_full + 1.0 / 3.0).abs() < 1e-9);
         assert_eq!((row.resident_bytes_per_token, row.read_bytes_per_step, row.step_ms), (8.0, 50.0, 250.0));
         assert!((row.mass_recall.unwrap() - 0.75).abs() < 1e-9 && (row.output_error.unwrap() - 0.1).abs() < 1e-9);
-        assert_eq!((row.entries_per_layer, row.runs_per_layer, row.clusters_per_layer), (10.0, 3.0, 2.0));
+        assert_eq!((row.entries_per_layer, row.runs_per_layer, row.cluster_runs_per_layer), (10.0, 3.0, 2.0));
         let (mean, half, n) = table.paired("a", "b", "1/13").unwrap();
         assert!((mean - 1.0 / 3.0).abs() < 1e-9 && (half - 1.96 / 3.0).abs() < 1e-9 && n == 3);
         assert!(table.paired("a", "c", "1/13").is_none());
