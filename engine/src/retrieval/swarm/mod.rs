@@ -15,6 +15,8 @@
 mod members;
 mod selector;
 mod summary;
+#[cfg(test)]
+mod tests;
 
 use crate::retrieval::cluster_choice::HeadSharing;
 use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodParameter};

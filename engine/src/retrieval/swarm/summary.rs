@@ -82,7 +82,7 @@ pub(super) struct SwarmLayer {
 }
 
 impl SwarmLayer {
-    fn new(shape: KeyShape, options: ClusterOptions) -> Self {
+    pub(super) fn new(shape: KeyShape, options: ClusterOptions) -> Self {
         let memberships = match options.chosen_by {
             ChosenBy::Representative => 2,
             ChosenBy::Members => 1,

@@ -1,0 +1,112 @@
+//! Tests of the upkeep of a layer: which clusters new tokens join, and what a cut leaves.
+
+use super::summary::{SwarmLayer, SwarmSpec};
+use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions, HeadSharing};
+use crate::retrieval::key_group::KeyGroup;
+use crate::retrieval::key_shape::KeyShape;
+use crate::retrieval::sealed_keys::{QueryProfile, SealedKeys};
+use crate::retrieval::summary::LayerSummary;
+use stratakv_format::DType;
+
+const SHAPE: KeyShape = KeyShape { kv_heads: 1, key_dim: 2, group_tokens: 4, dtype: DType::F32 };
+const GROUPS: usize = 100;
+
+/// Returns a key around one of ten directions.
+fn key(token: usize) -> [f32; 2] {
+    let angle = (token * 7 % 10) as f32 * 0.6 + (token * 13 % 17) as f32 * 0.001;
+    [8.0 * angle.cos(), 8.0 * angle.sin()]
+}
+
+fn plane(keys: impl Iterator<Item = [f32; 2]>) -> Vec<u8> {
+    keys.flatten().flat_map(f32::to_le_bytes).collect()
+}
+
+fn push(layer: &mut SwarmLayer, keys: impl Iterator<Item = [f32; 2]>) {
+    let (plane, index) = (plane(keys), layer.groups() as u64);
+    layer.push(&KeyGroup::new(SHAPE, &plane, index).unwrap());
+}
+
+fn profiled(chosen_by: ChosenBy) -> SwarmLayer {
+    let mut layer = SwarmLayer::new(SHAPE, ClusterOptions { mean_size: 8, chosen_by, sharing: HeadSharing::Joint });
+    let mut keys = SealedKeys::new(SHAPE, 0);
+    for group in 0..GROUPS {
+        let own = || (group * 4..group * 4 + 4).map(key);
+        let plane = plane(own());
+        keys.push(&KeyGroup::new(SHAPE, &plane, group as u64).unwrap());
+        push(&mut layer, own());
+    }
+    let queries: Vec<[f32; 2]> = (0..30).map(key).collect();
+    let queries: Vec<&[f32]> = queries.iter().map(<[f32; 2]>::as_slice).collect();
+    layer.profile(&QueryProfile { keys: &keys, shape: SHAPE, queries: &queries, scale: 1.0 }).unwrap();
+    layer
+}
+
+/// Returns the clusters that hold a token.
+fn clusters_of(layer: &SwarmLayer, token: u32) -> Vec<usize> {
+    let members = &layer.clusters().unwrap().members;
+    (0..members.len()).filter(|cluster| members.of(*cluster).contains(&token)).collect()
+}
+
+#[test]
+fn tokens_join_the_clusters_of_their_steps_before_those_of_their_keys() {
+    let mut layer = profiled(ChosenBy::Members);
+    let members = &layer.clusters().unwrap().members;
+    let clusters = members.len();
+    let with_room: Vec<usize> = (0..clusters).filter(|cluster| members.has_room(*cluster)).collect();
+    let (of_key, of_steps) = (with_room[0], *with_room.last().unwrap());
+    assert_ne!(of_key, of_steps);
+    let near = key(members.medoids()[of_key] as usize);
+    // Four tokens with the key of one medoid, of which the first is activated together with another.
+    push(&mut layer, [near; 4].into_iter());
+    layer.advance().unwrap();
+    for _ in 0..3 {
+        layer.record(vec![of_steps as u32, clusters as u32]);
+        layer.advance().unwrap();
+    }
+    // A selection without an append behind it counts once.
+    layer.record(vec![of_key as u32, clusters as u32]);
+    layer.record(vec![of_steps as u32, clusters as u32]);
+    for group in GROUPS + 1..GROUPS + 65 {
+        assert!(clusters_of(&layer, GROUPS as u32 * 4).is_empty(), "group {group}: the window holds it");
+        push(&mut layer, (group * 4..group * 4 + 4).map(key));
+        layer.advance().unwrap();
+    }
+    let first = GROUPS as u32 * 4;
+    assert_eq!(clusters_of(&layer, first), [of_steps]);
+    assert!(!clusters_of(&layer, first + 1).contains(&of_steps) && !clusters_of(&layer, first + 1).is_empty());
+    assert!(clusters_of(&layer, first + 4).is_empty());
+}
+
+#[test]
+fn a_cluster_whose_medoid_is_cut_keeps_its_key() {
+    let mut layer = profiled(ChosenBy::Representative);
+    let before = layer.clusters().unwrap();
+    let members = &before.members;
+    let cut = (1..GROUPS as u32).map(|group| group * 4).find(|cut| {
+        (0..members.len()).any(|at| members.medoids()[at] >= *cut && members.of(at).iter().any(|token| token < cut))
+    });
+    let cut = cut.unwrap();
+    let is_left = |at: &usize| members.of(*at).iter().any(|token| *token < cut);
+    let left: Vec<usize> = (0..members.len()).filter(is_left).collect();
+    let keys: Vec<f32> = left.iter().flat_map(|at| before.keys.vectors()[at * 2..at * 2 + 2].to_vec()).collect();
+    layer.truncate(cut as usize / 4);
+    let after = layer.clusters().unwrap();
+    assert_eq!((after.members.len(), after.keys.vectors()), (left.len(), keys.as_slice()));
+    assert!((0..cut).all(|token| !clusters_of(&layer, token).is_empty()));
+    assert!((cut..4 * GROUPS as u32).all(|token| clusters_of(&layer, token).is_empty()));
+    // A new token of the same number is another one: it waits.
+    push(&mut layer, [[0.0; 2]; 4].into_iter());
+    layer.advance().unwrap();
+    assert!(clusters_of(&layer, cut).is_empty());
+}
+
+#[test]
+fn specifications_that_choose_differently_share_no_clusters() {
+    use crate::retrieval::summary::SummarySpec;
+    let spec = |mean_size, chosen_by| SwarmSpec {
+        options: ClusterOptions { mean_size, chosen_by, sharing: HeadSharing::Joint },
+    };
+    let ids = [(8, ChosenBy::Members), (8, ChosenBy::Representative), (4, ChosenBy::Members)];
+    let ids: std::collections::BTreeSet<String> = ids.into_iter().map(|(m, by)| spec(m, by).id()).collect();
+    assert_eq!(ids.len(), 3);
+}
