@@ -11,7 +11,7 @@
 //! - Blocks follow each other without a gap from token 0 on. A cut inside a block makes it shorter.
 //! - Tokens behind the last block are *loose*. Their keys are in memory.
 //! - The blocks depend on the tokens, the cuts, the profile and the selections, not on how the tokens were cut into
-//!   appends. Of the selections between two appends, the newest one counts.
+//!   appends. Only the newest selection between two appends counts.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::add_row;

@@ -12,7 +12,7 @@
 //! - Each covered token is in at least one cluster and in at most as many as the options say.
 //! - A cluster is opened only when all others are full.
 //! - The clusters depend on the tokens, the cuts, the profile and the selections, not on how the tokens were cut into
-//!   appends. Of the selections between two appends, the newest one counts.
+//!   appends. Only the newest selection between two appends counts.
 
 use super::members::Members;
 use crate::error::{Error, ErrorKind, Result};
