@@ -277,7 +277,7 @@ fn interrupted_run_removes_its_files() {
 
 #[test]
 fn churn_counts_the_bytes_that_cleaning_writes() {
-    let arguments = ["churn", "--capacity", "64MiB", "--segment", "1MiB", "--shortest", "4", "--longest", "256"];
+    let arguments = ["churn", "--capacity", "128MiB", "--segment", "1MiB", "--shortest", "4", "--longest", "256"];
     let found = results(&[&arguments[..], &["--full", "0.6", "--turnover", "1.5", "--json"]].concat());
     assert_positive(
         &found[0],

@@ -1,6 +1,7 @@
 //! Compares many policies on the same stored bytes. For each prompt:
 //!
-//! 1. [`fill`] fills a cache in memory and a sequence of the store, which has every policy's selector attached.
+//! 1. [`prefill_tokens`] and [`grow`] fill a cache in memory and a sequence of the store, which has every policy's
+//!    selector attached.
 //! 2. The cache in memory answers with full attention.
 //! 3. Every policy answers from the sequence under every budget. After each answer the sequence is truncated to the
 //!    prompt.
@@ -11,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use stratakv::retrieval::{Selector, SelectorId};
 
-use super::fill::fill;
+use super::fill::{grow, prefill_tokens, prefilled};
 use super::needles::questions;
 use super::prompts::Prompt;
 use super::run::{STATE, answer};
@@ -105,9 +106,14 @@ fn filled(
     }
     let wanted = if needs_queries { Wanted::Queries } else { Wanted::Nothing };
     let haystack = &prompt.prompt[..prompt.query_start];
-    fill(model, haystack, plan.prefill, &mut [&mut full, &mut cache], wanted, progress)?;
-    cache.commit(haystack, STATE).context("commit of the prompt")?;
+    let (prompt_tokens, grown) = haystack.split_at(prefilled(plan.prefill, haystack.len())?);
+    prefill_tokens(model, prompt_tokens, &mut [&mut full, &mut cache], wanted, progress)?;
+    cache.commit(prompt_tokens, STATE).context("commit of the prompt")?;
     attach(&mut cache, true)?;
+    grow(model, grown, &mut [&mut full, &mut cache], progress)?;
+    if !grown.is_empty() {
+        cache.commit(grown, STATE).context("commit of the decode steps")?;
+    }
     Ok((full, cache, ids))
 }
 

@@ -1,10 +1,10 @@
 //! Fills caches with the tokens before a question.
 //!
-//! 1. Dense prefill computes the first tokens and gives their keys and values to every cache.
-//! 2. The other tokens are decode steps. The first cache attends, and every cache gets the keys and values.
+//! 1. [`prefill_tokens`]: dense prefill computes the first tokens and gives their keys and values to every cache.
+//! 2. [`grow`]: the other tokens are decode steps. The first cache attends, and every cache gets the keys and values.
 //!
 //! The caches then hold the same keys and values. The first cache should have full attention, because step 2 attends
-//! under its policy.
+//! under its policy. Between the steps, a policy may make clusters of the prefilled tokens.
 
 use std::cell::Cell;
 
@@ -14,13 +14,10 @@ use crate::kv::{Committed, KvCache, KvGeometry, KvStats, Predict};
 use crate::model::{Model, Wanted};
 
 /// Fills empty caches with the tokens `ids`: the first `prefill` tokens by prefill, the others as decode steps. `None`
-/// takes all tokens by prefill.
-///
-/// `wanted` is what prefill computes beside keys and values. `progress` receives numbers of finished tokens, which add
-/// up to all of them.
+/// takes all tokens by prefill. `wanted` and `progress` are as for [`prefill_tokens`].
 ///
 /// # Errors
-/// Fails if `prefill` is 0 or more than the tokens, and as [`Model::prefill`] and [`Model::decode`] do.
+/// As [`prefilled`], [`prefill_tokens`] and [`grow`].
 pub fn fill(
     model: &Model,
     ids: &[u32],
@@ -29,21 +26,56 @@ pub fn fill(
     wanted: Wanted,
     progress: &dyn Fn(usize),
 ) -> Result<()> {
-    let first = prefill.unwrap_or(ids.len());
-    ensure!((1..=ids.len()).contains(&first), "prefill of {first} tokens, but the cache gets {} tokens", ids.len());
+    let (first, rest) = ids.split_at(prefilled(prefill, ids.len())?);
+    prefill_tokens(model, first, caches, wanted, progress)?;
+    grow(model, rest, caches, progress)
+}
+
+/// Fills empty caches with the tokens `ids` by prefill. `wanted` is what it computes beside keys and values. `progress`
+/// receives numbers of finished tokens, which add up to all of them.
+///
+/// # Errors
+/// Fails if there are no tokens, and as [`Model::prefill`] does.
+pub fn prefill_tokens(
+    model: &Model,
+    ids: &[u32],
+    caches: &mut [&mut dyn KvCache],
+    wanted: Wanted,
+    progress: &dyn Fn(usize),
+) -> Result<()> {
+    ensure!(!ids.is_empty(), "prefill of no tokens");
     let (layers, passed) = (model.config().layers(), Cell::new(0));
-    model.prefill(&ids[..first], caches, wanted, &|tokens| {
+    model.prefill(ids, caches, wanted, &|tokens| {
         let before = passed.replace(passed.get() + tokens);
         progress(passed.get() / layers - before / layers);
     })?;
     // Prefill leaves out a layer of the tokens whose output it does not need.
-    progress(first - passed.get() / layers);
+    progress(ids.len() - passed.get() / layers);
+    Ok(())
+}
+
+/// Appends the tokens `ids` as decode steps to caches that hold the same tokens. The first cache attends, and every
+/// cache gets the keys and values.
+///
+/// # Errors
+/// Fails as [`Model::decode`] does.
+pub fn grow(model: &Model, ids: &[u32], caches: &mut [&mut dyn KvCache], progress: &dyn Fn(usize)) -> Result<()> {
     let mut together = Together { caches };
-    for id in &ids[first..] {
+    for id in ids {
         model.decode(*id, &mut together)?;
         progress(1);
     }
     Ok(())
+}
+
+/// Returns the tokens that prefill computes of `tokens`: all, or the given number.
+///
+/// # Errors
+/// Fails if the number is 0 or more than the tokens.
+pub fn prefilled(prefill: Option<usize>, tokens: usize) -> Result<usize> {
+    let first = prefill.unwrap_or(tokens);
+    ensure!((1..=tokens).contains(&first), "prefill of {first} tokens, but the cache gets {tokens} tokens");
+    Ok(first)
 }
 
 /// Caches that get the same keys and values. The first one attends.

@@ -26,7 +26,7 @@ mod table;
 pub use calibrate::{collect, fit};
 pub use compare::{Plan, compare};
 pub use drift::Drift;
-pub use fill::fill;
+pub use fill::{fill, grow, prefill_tokens};
 pub use modes::{Loaded, ModeArgs, PromptFilter};
 pub use needles::{Half, questions, shift};
 pub use plot::svg;

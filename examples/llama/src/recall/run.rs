@@ -1,6 +1,7 @@
 //! Runs prompts one after the other. For each prompt:
 //!
-//! 1. [`fill`] fills two caches: one with full attention in memory, and one under the policy. The second one commits.
+//! 1. [`prefill_tokens`] and [`grow`] fill two caches: one with full attention in memory, and one under the policy. The
+//!    second one commits.
 //! 2. With [`RecallRun::questions`], step 3 is repeated for each question, from a fork of both caches.
 //! 3. [`answer`] feeds the query and the answer to both caches as decode steps and takes their predictions.
 //! 4. The predictions, the logits and the costs of the decode steps go to the report.
@@ -10,7 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 
-use super::fill::fill;
+use super::fill::{grow, prefill_tokens, prefilled};
 use super::needles::questions;
 use super::prompts::Prompt;
 use super::report::{Asked, Cell, PromptScore, Report};
@@ -83,8 +84,8 @@ impl RecallRun<'_> {
     /// - `close` receives the cache of `open` when its prompt is done.
     ///
     /// # Errors
-    /// Fails as [`fill`] and [`Model::decode`] do, and if `full`, `open`, `fork` or `close` fails. The error names the
-    /// prompt.
+    /// Fails as [`prefill_tokens`] and [`Model::decode`] do, and if `full`, `open`, `fork` or `close` fails. The error
+    /// names the prompt.
     pub fn run<C: KvCache>(
         &self,
         full: impl Fn() -> Result<MemoryKv>,
@@ -98,9 +99,14 @@ impl RecallRun<'_> {
                 let (mut full, mut cache) = (full()?, open(prompt)?);
                 let ids = &prompt.prompt[..prompt.query_start];
                 let tick = |tokens| self.bar.inc(tokens as u64);
-                fill(self.model, ids, self.prefill, &mut [&mut full, &mut cache], self.wanted, &tick)?;
-                // After the commit the whole prompt is on the devices, so steps read all that they attend to.
-                cache.commit(ids, STATE).context("commit of the prompt")?;
+                let (prompt_tokens, grown) = ids.split_at(prefilled(self.prefill, ids.len())?);
+                prefill_tokens(self.model, prompt_tokens, &mut [&mut full, &mut cache], self.wanted, &tick)?;
+                cache.commit(prompt_tokens, STATE).context("commit of the prompt")?;
+                grow(self.model, grown, &mut [&mut full, &mut cache], &tick)?;
+                // After the commit all tokens are on the devices, so steps read all that they attend to.
+                if !grown.is_empty() {
+                    cache.commit(grown, STATE).context("commit of the decode steps")?;
+                }
                 let Some(count) = self.questions else {
                     self.ask(prompt, &mut full, &mut cache, &mut report)?;
                     return close(prompt, cache);
