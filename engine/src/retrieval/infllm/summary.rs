@@ -114,7 +114,8 @@ impl BlockLayer {
     }
 
     /// Takes note of the attention weights that a selection found for the loose tokens.
-    pub(super) fn record(&self, weights: Vec<f32>) {
+    pub(super) fn record(&self, mut weights: Vec<f32>) {
+        weights.shrink_to_fit();
         *lock(&self.recorded) = Some(weights);
     }
 
@@ -211,7 +212,8 @@ impl LayerSummary for BlockLayer {
         let keys = blocks * self.per_block() * self.shape.width();
         // A vector that grows takes at most twice what it holds, or four elements.
         let most = |needed: usize, capacity: usize| if needed > capacity { (2 * needed).max(4) } else { capacity };
-        let recorded = most(loose, lock(&self.recorded).as_ref().map_or(0, Vec::capacity));
+        // A selection records one weight per loose token, without room to grow.
+        let recorded = loose.max(lock(&self.recorded).as_ref().map_or(0, Vec::capacity));
         let elements = most(keys, self.keys.capacity())
             + most(blocks, self.ends.capacity())
             + most(loose, self.weights.capacity())
