@@ -126,11 +126,9 @@ fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
             return Ok(done);
         }
         seal_wasted(inner);
-        let round = if background {
-            clean_at(inner, LIVE_SHARE_BACKGROUND, 1)?
-        } else {
-            clean(inner, LIVE_SHARE_BACKGROUND, 1)?
-        };
+        // No append waits for the space, so cleaning needs a good chance of a gain. A caller has it at full speed.
+        let _full_speed = (!background).then(|| inner.background.urgent());
+        let round = clean_at(inner, LIVE_SHARE_BACKGROUND, 1, false)?;
         done.segments += round.segments;
         done.frames += round.frames;
         done.bytes += round.bytes;

@@ -76,14 +76,14 @@ fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator) -> Ve
 /// no error.
 pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
     let _urgent = inner.background.urgent();
-    clean_at(inner, share, segments)
+    clean_at(inner, share, segments, true)
 }
 
-/// Cleans as [`clean`] does, at the rate that is in force.
+/// Cleans as [`clean`] does, at the rate that is in force. It is urgent if an append or a caller waits for space.
 ///
 /// # Errors
 /// As for [`clean`].
-pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
+pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64, urgent: bool) -> Result<Cleaned> {
     let mut progress = lock(&inner.locks.cleaning);
     let _span = span!("clean");
     let mut done = Cleaned::default();
@@ -92,7 +92,7 @@ pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64) -> Result<
         let catalog = lock(&inner.catalog);
         let mut victims = victims(&inner.devices, &catalog, &lock(&inner.space));
         let dead = victims.iter().map(|victim| usable.saturating_sub(victim.live_pages)).sum();
-        if !progress.may_gain(dead, usable) {
+        if !progress.may_gain(dead, usable, urgent) {
             return Ok(done);
         }
         victims.retain(|victim| victim.live <= share);

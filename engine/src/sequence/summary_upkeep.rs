@@ -6,7 +6,7 @@
 //! 3. The sequence reads these keys and supplies them, until the summary asks for none.
 //!
 //! Invariant: an append never fails because of the upkeep. If keys cannot be read, the summary keeps the groups that it
-//! has not taken in. Every head attends to them, and a later append tries again.
+//! has not taken in. They can still be chosen or are attended whole, and a later append tries again.
 
 use super::errors::no_memory;
 use super::handle::Sequence;

@@ -17,7 +17,7 @@ use crate::model::{Model, Wanted};
 /// takes all tokens by prefill. `wanted` and `progress` are as for [`prefill_tokens`].
 ///
 /// # Errors
-/// As [`prefilled`], [`prefill_tokens`] and [`grow`].
+/// Fails if `prefill` is 0 or more than the tokens, and as [`prefill_tokens`] and [`grow`] do.
 pub fn fill(
     model: &Model,
     ids: &[u32],
@@ -72,7 +72,7 @@ pub fn grow(model: &Model, ids: &[u32], caches: &mut [&mut dyn KvCache], progres
 ///
 /// # Errors
 /// Fails if the number is 0 or more than the tokens.
-pub fn prefilled(prefill: Option<usize>, tokens: usize) -> Result<usize> {
+pub(super) fn prefilled(prefill: Option<usize>, tokens: usize) -> Result<usize> {
     let first = prefill.unwrap_or(tokens);
     ensure!((1..=tokens).contains(&first), "prefill of {first} tokens, but the cache gets {tokens} tokens");
     Ok(first)
