@@ -88,6 +88,10 @@ impl History {
     }
 
     fn profile(&mut self, id: SelectorId) {
+        // A profile needs a sealed group.
+        if self.tokens.len() < GROUP {
+            self.append(GROUP);
+        }
         let queries: Vec<Vec<f32>> = (0..self.rng.usize(1..40)).map(|_| self.query()).collect();
         let views: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
         self.sequence.profile(id, 0, &views, None).unwrap();
