@@ -23,7 +23,7 @@ pub struct Method {
     /// True if it can attend to keys that are [reconstructed](crate::Sequence::reconstruct_keys). Its parameter is then
     /// the rank.
     pub reconstructs_keys: bool,
-    /// What it chooses.
+    /// The unit that it chooses.
     pub unit: ChosenUnit,
     /// Makes its selector with an adapter.
     pub(crate) make: MakeSelector,
@@ -32,7 +32,7 @@ pub struct Method {
 /// Makes the selector of a method from the parts of its name and the adapter it needs, if any.
 type MakeSelector = fn(MethodChoice, Option<Arc<Adapter>>) -> Result<Arc<dyn Selector>>;
 
-/// What a method chooses.
+/// The unit that a method chooses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ChosenUnit {
     /// Groups of consecutive tokens, for all KV heads.
@@ -56,7 +56,7 @@ pub enum ChosenUnit {
 pub(crate) struct MethodChoice {
     /// The number behind the name, or the method's default.
     pub(crate) parameter: Option<usize>,
-    /// What clusters are scored by.
+    /// The part of a cluster that is scored.
     pub(crate) chosen_by: ChosenBy,
     /// Whose keys a cluster holds. None for methods without clusters.
     pub(crate) sharing: Option<HeadSharing>,

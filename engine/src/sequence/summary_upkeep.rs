@@ -23,8 +23,8 @@ const ROUNDS_MAX: usize = 1 << 20;
 impl Sequence {
     /// Builds the clusters of one layer from recorded queries, for a selector that needs them (`swarm`, `infllm`).
     ///
-    /// Each query is `[q_heads, key_dim]`, from the oldest to the newest: usually the last 128 queries of the prompt,
-    /// of which the sequence has every key. `scale` is the factor of `q . k`, `1 / sqrt(key_dim)` if there is none.
+    /// Each query is `[q_heads, key_dim]`, from the oldest to the newest. Usually they are the last 128 queries of the
+    /// prompt, whose keys are all appended. `scale` is the factor of `q . k`, `1 / sqrt(key_dim)` if there is none.
     /// The keys of the layer are read once and held in memory meanwhile. A second profile replaces the first one.
     ///
     /// ```

@@ -21,7 +21,7 @@ pub(crate) trait ClusterList {
 /// Chooses clusters of list `at`, which holds the keys of `head`, or of all heads.
 ///
 /// `codes` score the members. Without codes, the centroids are scored. The tokens of `first` are taken before any
-/// cluster. Each token of `recent` is a cluster of its own, with a number behind those of the list.
+/// cluster. Each token of `recent` is a cluster of its own. Their numbers follow the clusters of the list.
 pub(crate) fn choose_clusters(
     list: &dyn ClusterList,
     (at, head): (usize, Option<usize>),

@@ -5,7 +5,7 @@ use crate::retrieval::key_shape::KeyShape;
 /// The entries of the largest cluster over the mean size.
 const MAX_OVER_MEAN: usize = 4;
 
-/// What a cluster is scored by.
+/// The part of a cluster that is scored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ChosenBy {
     /// The paper's representative: a centroid or a medoid.

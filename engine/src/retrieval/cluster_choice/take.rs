@@ -6,7 +6,7 @@
 use crate::retrieval::top_k::{highest, score_order};
 use std::ops::Range;
 
-/// What was taken for one list.
+/// The tokens and clusters that were taken for one list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Taken {
     /// Distinct tokens, in the order in which they were taken.

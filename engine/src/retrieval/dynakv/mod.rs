@@ -7,8 +7,8 @@
 //! 3. A query chooses clusters by their centroids, or by the sum of their members' codes (`:members`).
 //!
 //! The paper does not say how the number of clusters, the thresholds and the largest cluster are chosen. Here there is
-//! one cluster per 16 tokens, a cluster has at most four times as many, and the threshold of a head is the 0.9 quantile
-//! of the variances of its first clusters.
+//! one cluster per 16 tokens, and a cluster has at most four times as many. The threshold of a head is the 0.9 quantile
+//! of the variances of its first clusters. The newest 64 tokens are in no cluster, and are chosen one by one.
 
 mod selector;
 mod summary;

@@ -160,8 +160,8 @@ impl KMeans {
         ClusterLists::of_partition(&self.assignment, self.centroids.len() / self.dim)
     }
 
-    /// Returns the members of each cluster, in rising order, after clusters of more than `max_size` keys were halved by
-    /// 2-means until none is left. `keys` are those that were clustered, `[entries, dim]`.
+    /// Returns the members of each cluster, in rising order. Clusters of more than `max_size` keys are halved by
+    /// 2-means until every part is small enough. `keys` are the keys that were clustered, `[entries, dim]`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: the keys are of other entries, or clusters may have no key.
