@@ -72,8 +72,10 @@ docs:
   RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --quiet
   docs/measurements/render --check
 
-# Measure every figure of docs/performance.md again on the disk below DIR, then render (hours, an idle machine).
+# Measure every figure of docs/performance.md again on the disk below DIR, then render (an hour, an idle machine).
 figures dir *areas:
-  cargo build --release --quiet -p stratakv-bench --bin kvbench
+  cargo build --release --quiet -p stratakv-bench --bin kvbench -p stratakv-llama --bin kvrun
+  cargo build --release --quiet -p stratakv --example big_context
+  cargo bench --quiet -p stratakv --bench attention_bandwidth --no-run
   docs/measurements/measure --dir {{dir}} {{areas}}
   docs/measurements/render

@@ -1,10 +1,17 @@
 """Measurement files: loading, writing and reading single figures. Used by `render` and `measure`.
 
 A file `AREA.json` holds `machine`, `commit`, `commands` and `tables`. A table has `columns` and `rows`.
-The cell of a row and a column merges both, the column first and `override` of the row before it: `command`, `field` (of the command's JSON lines), `match`
-(fields that such a line must have), `of` (another `match` and `field` to divide by), `percent` (the
-quotient as a change in percent), `scale`, `digits`, `prefix`, `unit`. `values[i]` of a row holds the
-results of all runs for column i. A figure is their median.
+The settings of a cell are its column's, then its row's, then those of the row's `override` for it:
+
+- `command`: a name in `commands`. `with` replaces words of it.
+- `field` of the command's JSON lines, and `match`: fields that such a line must have.
+- `of`: another `match` and `field` to divide by. `percent`: the quotient as a change in percent.
+- `mean`: the mean of the field over all lines.
+- `pattern`: a regular expression over text output, in place of `field`. Its first group is the number.
+- `over`: this row's first named column over the least of the others, in place of `field`.
+- `scale`, `digits`, `prefix`, `unit`: how the number is shown.
+
+`values[i]` of a row holds the results of all runs for column i. A figure is their median.
 """
 
 import json
