@@ -1,21 +1,19 @@
 //! Methods that choose clusters: what they attend to, however the tokens came, were cut, or stored.
 
 use proptest::prelude::*;
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use stratakv::retrieval::{
     Adapter, AdapterFit, ChosenUnit, EntryRequest, HeadAggregation, KeyGroup, KeyShape, MethodSpec, SelectorId, methods,
 };
-use stratakv::{
-    Budget, CreateOptions, DType, Durability, ErrorKind, KvLayout, SelectOptions, SelectRequest, Selection, Sequence,
-    Store, TensorView, attend,
-};
+use stratakv::{DType, Durability, ErrorKind, SelectRequest, Selection, Store};
 use stratakv_testing::rng::Rng;
+use stratakv_testing::{EntrySequence, EntryShape};
 
-const KV_HEADS: usize = 2;
-const Q_HEADS: usize = 4;
-const DIM: usize = 8;
-const GROUP: usize = 8;
+const SHAPE: EntryShape = EntryShape { kv_heads: 2, q_heads: 4, dim: 8, group: 8 };
+const KV_HEADS: usize = SHAPE.kv_heads;
+const Q_HEADS: usize = SHAPE.q_heads;
+const DIM: usize = SHAPE.dim;
+const GROUP: usize = SHAPE.group;
 
 /// Every method that chooses entries without a profile, some of them in two ways.
 const METHODS: [&str; 9] = [
@@ -30,66 +28,25 @@ const METHODS: [&str; 9] = [
     "tokens",
 ];
 
-/// Returns `[tokens, KV_HEADS, DIM]` elements around one of a few centres, as the tokens from `first` on have them.
-fn rows(first: usize, tokens: usize, seed: u64) -> Vec<f32> {
-    let hash =
-        |i: u64| (i ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let unit = |i: u64| (hash(i) >> 40) as f32 / (1 << 23) as f32 - 1.0;
-    let element = |token: u64, at: u64| unit((hash(token) >> 60) * 1000 + at) * 3.0 + unit(token * 100 + at);
-    let width = (KV_HEADS * DIM) as u64;
-    (first as u64..(first + tokens) as u64).flat_map(|token| (0..width).map(move |at| element(token, at))).collect()
+fn empty() -> EntrySequence {
+    EntrySequence::new(SHAPE, Store::options())
 }
 
-struct Stored {
-    store: Store,
-    sequence: Sequence,
-    _dir: tempfile::TempDir,
+/// Attaches a method. Members are scored by the adapter of `tck:64`, if this build can fit it.
+fn attach(stored: &mut EntrySequence, method: &str) -> SelectorId {
+    let spec: MethodSpec = method.parse().unwrap();
+    let adapter = spec.adapter_name().and_then(|_| adapter());
+    stored.sequence.attach(spec.selector(adapter).unwrap()).unwrap()
 }
 
-fn empty() -> Stored {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::options().device(dir.path()).open().unwrap();
-    let layout = KvLayout::builder().layers(1).kv_heads(KV_HEADS as u16).head_dim(DIM as u16);
-    let layout = layout.group_tokens(GROUP as u16).dtype(DType::F32).build().unwrap();
-    let sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
-    Stored { store, sequence, _dir: dir }
-}
-
-impl Stored {
-    fn append(&mut self, tokens: usize, seed: u64) {
-        let first = self.sequence.len() as usize;
-        let (keys, values) = (rows(first, tokens, seed), rows(first, tokens, seed ^ 77));
-        let view = |rows| TensorView::token_major(rows, tokens, KV_HEADS, DIM);
-        self.sequence.append(0, view(&keys), view(&values)).unwrap();
-    }
-
-    fn attach(&mut self, method: &str) -> SelectorId {
-        let spec: MethodSpec = method.parse().unwrap();
-        let adapter = spec.adapter_name().and_then(|_| adapter());
-        self.sequence.attach(spec.selector(adapter).unwrap()).unwrap()
-    }
-
-    fn select(&self, selector: SelectorId, query: &[f32], budget: usize) -> Selection {
-        let options = SelectOptions::new(Budget::tokens(budget)).aggregation(HeadAggregation::Softmax).recent(16);
-        self.sequence.select(0, SelectRequest::query(query).options(options).selector(selector)).unwrap()
-    }
-
-    fn output(&self, query: &[f32], selection: &Selection) -> Vec<f32> {
-        let mut out = vec![0.0; Q_HEADS * DIM];
-        let batch = self.store.read(&[selection]).wait().unwrap();
-        attend(query, selection, batch.get(0).unwrap(), &mut out).unwrap();
-        out
-    }
-}
-
-/// Returns the adapter of `tck:64`, fitted to keys as [`rows`] makes them.
+/// Returns the adapter of `tck:64`, fitted to keys as [`EntryShape::rows`] makes them.
 #[cfg(feature = "calibrate")]
 fn adapter() -> Option<Arc<Adapter>> {
     use stratakv::retrieval::{Calibrator, CodeOptions};
     let mut calibrator = Calibrator::new(&[(KV_HEADS, DIM)]);
-    calibrator.keys(0, &rows(5000, 800, 6));
+    calibrator.keys(0, &SHAPE.rows(5000, 800, 6));
     for decode in [true, false] {
-        calibrator.queries(0, &rows(0, 400, 1), Q_HEADS, decode);
+        calibrator.queries(0, &SHAPE.rows(0, 400, 1), Q_HEADS, decode);
     }
     let options = CodeOptions { bits: 64, dimension_bits_max: 4, decode_only: false };
     Some(Arc::new(calibrator.codes("tck-64", 1, options).unwrap()))
@@ -100,12 +57,9 @@ fn adapter() -> Option<Arc<Adapter>> {
     None
 }
 
-fn query(seed: u64) -> Vec<f32> {
-    rows(seed as usize * 31, 2, 1)
-}
-
 fn entries(selection: &Selection) -> [Vec<u64>; KV_HEADS] {
-    [0, 1].map(|head| selection.entries(head).collect())
+    let entries = SHAPE.entries(selection);
+    [0, 1].map(|head| entries[head].clone())
 }
 
 #[test]
@@ -114,13 +68,13 @@ fn every_cluster_is_full_attention_to_the_bit() {
     stored.append(1003, 1);
     let all = stored.sequence.select(0, SelectRequest::all()).unwrap();
     for method in ["dynakv:4", "clusterkv:4", "kmeans:4", "kmeans:4:joint", "pqcache:16", "tokens"] {
-        let id = stored.attach(method);
+        let id = attach(&mut stored, method);
         for seed in 0..4 {
-            let chosen = stored.select(id, &query(seed), 1003);
+            let chosen = stored.select(id, &SHAPE.query(seed), 1003);
             assert_eq!(chosen.tokens(), 1003);
-            assert_eq!(stored.output(&query(seed), &chosen), stored.output(&query(seed), &all), "{method}");
+            assert_eq!(stored.output(&SHAPE.query(seed), &chosen), stored.output(&SHAPE.query(seed), &all), "{method}");
             // Less than everything is left to the method, which leaves out a cluster or single tokens.
-            let chosen = stored.select(id, &query(seed), 995);
+            let chosen = stored.select(id, &SHAPE.query(seed), 995);
             let is_full = |own: &Vec<u64>| match method {
                 "pqcache:16" | "tokens" => own.len() == 995,
                 _ => (900..=995).contains(&own.len()),
@@ -134,12 +88,12 @@ fn every_cluster_is_full_attention_to_the_bit() {
 fn heads_attend_to_clusters_of_their_own_or_to_joint_ones() {
     let mut stored = empty();
     stored.append(1200, 2);
-    let [per_head, joint] = ["dynakv:8", "dynakv:8:joint"].map(|method| stored.attach(method));
-    let chosen = stored.select(per_head, &query(1), 128);
+    let [per_head, joint] = ["dynakv:8", "dynakv:8:joint"].map(|method| attach(&mut stored, method));
+    let chosen = stored.select(per_head, &SHAPE.query(1), 128);
     let [a, b] = entries(&chosen);
     assert!(a != b && a.len() <= 128 && b.len() <= 128 && a.len().min(b.len()) > 90, "{} {}", a.len(), b.len());
     assert!(chosen.cluster_runs().unwrap() > 2);
-    let [a, b] = entries(&stored.select(joint, &query(1), 128));
+    let [a, b] = entries(&stored.select(joint, &SHAPE.query(1), 128));
     assert!(a == b && (90..=128).contains(&a.len()), "{}", a.len());
 }
 
@@ -147,12 +101,12 @@ fn heads_attend_to_clusters_of_their_own_or_to_joint_ones() {
 fn a_method_without_clusters_yet_attends_to_everything() {
     for method in ["dynakv:8", "clusterkv:8", "kmeans:8", "pqcache:16"] {
         let mut stored = empty();
-        let id = stored.attach(method);
+        let id = attach(&mut stored, method);
         stored.append(200, 3);
-        assert_eq!(stored.select(id, &query(0), 64).tokens(), 200, "{method}");
+        assert_eq!(stored.select(id, &SHAPE.query(0), 64).tokens(), 200, "{method}");
         // At 320 tokens the first clusters are built, without the newest 64 tokens.
         stored.append(120, 3);
-        assert!(entries(&stored.select(id, &query(0), 64)).iter().all(|own| own.len() <= 64), "{method}");
+        assert!(entries(&stored.select(id, &SHAPE.query(0), 64)).iter().all(|own| own.len() <= 64), "{method}");
     }
 }
 
@@ -160,12 +114,12 @@ fn a_method_without_clusters_yet_attends_to_everything() {
 fn new_tokens_of_clusterkv_are_chosen_one_by_one_until_they_are_clustered() {
     let mut stored = empty();
     stored.append(600, 4);
-    let id = stored.attach("clusterkv:8");
+    let id = attach(&mut stored, "clusterkv:8");
     // Of 600 tokens, 536 are clustered. Then 304 and the newest 64 are clusters of one, which are no runs.
     stored.append(304, 4);
-    let few = stored.select(id, &query(0), 64);
+    let few = stored.select(id, &SHAPE.query(0), 64);
     stored.append(16, 4);
-    let many = stored.select(id, &query(0), 64);
+    let many = stored.select(id, &SHAPE.query(0), 64);
     for own in entries(&few).iter().chain(&entries(&many)) {
         assert_eq!(own.len(), 64, "tokens of their own fill the budget: {own:?}");
     }
@@ -193,13 +147,13 @@ fn kept_weight(query: &[f32], keys: &[f32], selection: &Selection) -> f64 {
 fn the_best_single_tokens_keep_the_most_attention_weight() {
     let mut stored = empty();
     stored.append(1000, 6);
-    let keys = rows(0, 1000, 6);
+    let keys = SHAPE.rows(0, 1000, 6);
     let mut weights = Vec::new();
     let with_codes = ["dynakv:8:members:heads", "clusterkv:8:members:heads", "kmeans:8:members"];
     let with_codes = with_codes.iter().filter(|_| adapter().is_some());
     for method in ["tokens"].iter().chain(&METHODS).chain(with_codes) {
-        let id = stored.attach(method);
-        let kept: f64 = (0..8).map(|at| kept_weight(&query(at), &keys, &stored.select(id, &query(at), 128))).sum();
+        let id = attach(&mut stored, method);
+        let kept: f64 = (0..8).map(|at| kept_weight(&SHAPE.query(at), &keys, &stored.select(id, &SHAPE.query(at), 128))).sum();
         weights.push((*method, kept / 8.0));
     }
     let best = weights[0].1;
@@ -211,8 +165,8 @@ fn the_best_single_tokens_keep_the_most_attention_weight() {
 fn a_method_that_takes_no_profile_says_so() {
     let mut stored = empty();
     stored.append(300, 3);
-    let id = stored.attach("dynakv:8");
-    let query = query(0);
+    let id = attach(&mut stored, "dynakv:8");
+    let query = SHAPE.query(0);
     for refused in [
         stored.sequence.profile(id, 0, &[&query], None),
         stored.sequence.profile(id, 3, &[&query], None),
@@ -238,26 +192,24 @@ proptest! {
         for whole in [true, false] {
             let mut stored = empty();
             stored.append(at_once, seed);
-            let id = stored.attach(method);
-            let _ = stored.select(id, &query(seed), 64);
+            let id = attach(&mut stored, method);
+            let _ = stored.select(id, &SHAPE.query(seed), 64);
             let parts = if whole { vec![total] } else { pieces.clone() };
             parts.into_iter().for_each(|tokens| stored.append(tokens, seed));
-            let first = entries(&stored.select(id, &query(seed + 1), 96));
+            let first = entries(&stored.select(id, &SHAPE.query(seed + 1), 96));
             stored.sequence.truncate(cut.min(at_once + total) as u64).unwrap();
             stored.sequence.commit(Durability::Lazy).unwrap();
             let parts = if whole { vec![total] } else { pieces.clone() };
             parts.into_iter().for_each(|tokens| stored.append(tokens, seed ^ 5));
-            let chosen = stored.select(id, &query(seed + 2), 96);
+            let chosen = stored.select(id, &SHAPE.query(seed + 2), 96);
             let second = entries(&chosen);
             let length = stored.sequence.len();
             for own in &second {
-                let distinct: BTreeSet<u64> = own.iter().copied().collect();
-                prop_assert!(distinct.len() == own.len() && own.iter().all(|token| *token < length));
-                prop_assert!((length - length % GROUP as u64..length).all(|token| distinct.contains(&token)));
+                prop_assert!((length - length % GROUP as u64..length).all(|token| own.contains(&token)));
                 let most = if method.starts_with("clusterkv") { 320 + 16 } else { 96 };
                 prop_assert!(own.len() <= most || length < 256 || own.len() as u64 == length, "{} {length}", own.len());
             }
-            both.push((first, second, stored.output(&query(seed), &chosen)));
+            both.push((first, second, stored.output(&SHAPE.query(seed), &chosen)));
         }
         prop_assert_eq!(&both[0], &both[1]);
     }

@@ -2,117 +2,25 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
-use std::sync::Arc;
-use stratakv::retrieval::{
-    Adapter, Codebook, EntryRequest, HeadAggregation, KeyGroup, KeyShape, MethodSpec, QueryProfile, SealedKeys,
-    Selector, SelectorId,
-};
-use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, ErrorKind, KvLayout, SelectOptions, SelectRequest, Selection, Sequence,
-    Store, TensorView, attend,
-};
+use stratakv::retrieval::{EntryRequest, HeadAggregation, KeyGroup, MethodSpec, QueryProfile, SealedKeys};
+use stratakv::{Budget, ByteSize, ErrorKind, SelectRequest, Selection, Store};
+use stratakv_testing::{EntrySequence, EntryShape};
 
-const KV_HEADS: usize = 2;
-const Q_HEADS: usize = 4;
-const DIM: usize = 8;
-const GROUP: usize = 8;
+const SHAPE: EntryShape = EntryShape { kv_heads: 2, q_heads: 4, dim: 8, group: 8 };
+const KV_HEADS: usize = SHAPE.kv_heads;
+const Q_HEADS: usize = SHAPE.q_heads;
+const DIM: usize = SHAPE.dim;
+const GROUP: usize = SHAPE.group;
 
-/// Returns `[tokens, KV_HEADS, DIM]` elements around one of a few centres, as the tokens from `first` on have them.
-fn rows(first: usize, tokens: usize, seed: u64) -> Vec<f32> {
-    let hash =
-        |i: u64| (i ^ seed).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    let unit = |i: u64| (hash(i) >> 40) as f32 / (1 << 23) as f32 - 1.0;
-    let element = |token: u64, at: u64| unit((hash(token) >> 60) * 1000 + at) * 3.0 + unit(token * 100 + at);
-    let width = (KV_HEADS * DIM) as u64;
-    (first as u64..(first + tokens) as u64).flat_map(|token| (0..width).map(move |at| element(token, at))).collect()
+fn empty() -> EntrySequence {
+    EntrySequence::new(SHAPE, Store::options())
 }
 
-fn query(seed: u64) -> Vec<f32> {
-    rows(seed as usize * 31, Q_HEADS / KV_HEADS, 1)
-}
-
-/// Returns codes of 16 levels for each element of a key, without a transform.
-fn adapter() -> Arc<Adapter> {
-    let width = KV_HEADS * DIM;
-    let identity: Vec<f32> = (0..width * width).map(|at| f32::from(u8::from(at % (width + 1) == 0))).collect();
-    let packing = (0..width as u32 / 2).map(|byte| vec![2 * byte, 2 * byte + 1]).collect();
-    let levels = vec![(0..16).map(|level| level as f32 / 2.0 - 3.75).collect(); width];
-    let book = Codebook::new(vec![0.0; width], identity.clone(), identity, packing, levels, 0.0).unwrap();
-    Arc::new(Adapter::new("codes", 1, vec![book.into()]).unwrap())
-}
-
-fn selector(method: &str) -> Arc<dyn Selector> {
-    let spec: MethodSpec = method.parse().unwrap();
-    spec.selector(spec.adapter_name().map(|_| adapter())).unwrap()
-}
-
-struct Stored {
-    store: Store,
-    sequence: Sequence,
-    _dir: tempfile::TempDir,
-}
-
-fn empty() -> Stored {
-    with_memory(ByteSize::mib(256))
-}
-
-fn with_memory(limit: ByteSize) -> Stored {
-    let dir = tempfile::tempdir().unwrap();
-    let store = Store::options().device(dir.path()).memory_limit(limit).open().unwrap();
-    let layout = KvLayout::builder().layers(1).kv_heads(KV_HEADS as u16).head_dim(DIM as u16);
-    let layout = layout.group_tokens(GROUP as u16).dtype(DType::F32).build().unwrap();
-    let sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
-    Stored { store, sequence, _dir: dir }
-}
-
-impl Stored {
-    fn append(&mut self, tokens: usize, seed: u64) {
-        let first = self.sequence.len() as usize;
-        let (keys, values) = (rows(first, tokens, seed), rows(first, tokens, seed ^ 77));
-        let view = |rows| TensorView::token_major(rows, tokens, KV_HEADS, DIM);
-        self.sequence.append(0, view(&keys), view(&values)).unwrap();
-    }
-
-    fn attach(&mut self, method: &str) -> SelectorId {
-        self.sequence.attach(selector(method)).unwrap()
-    }
-
-    fn profile(&mut self, selector: SelectorId) {
-        let queries: Vec<Vec<f32>> = (0..40).map(query).collect();
-        let queries: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
-        self.sequence.profile(selector, 0, &queries, None).unwrap();
-    }
-
-    fn select(&self, selector: SelectorId, query: &[f32], budget: usize) -> Selection {
-        self.try_select(selector, query, budget, HeadAggregation::Softmax).unwrap()
-    }
-
-    fn try_select(
-        &self,
-        selector: SelectorId,
-        query: &[f32],
-        budget: usize,
-        heads: HeadAggregation,
-    ) -> stratakv::Result<Selection> {
-        let options = SelectOptions::new(Budget::tokens(budget)).aggregation(heads).recent(16);
-        self.sequence.select(0, SelectRequest::query(query).options(options).selector(selector))
-    }
-
-    fn output(&self, query: &[f32], selection: &Selection) -> Vec<f32> {
-        let mut out = vec![0.0; Q_HEADS * DIM];
-        let batch = self.store.read(&[selection]).wait().unwrap();
-        attend(query, selection, batch.get(0).unwrap(), &mut out).unwrap();
-        out
-    }
-
-    /// Checks that each head attends to each of its tokens once, and to none that does not exist. Returns the tokens.
-    fn entries(&self, selection: &Selection) -> Vec<u64> {
-        let [a, b] = [0, 1].map(|head| selection.entries(head).collect::<Vec<u64>>());
-        assert_eq!(a, b, "an entry of these methods is a token of all heads");
-        let distinct: BTreeSet<u64> = a.iter().copied().collect();
-        assert!(distinct.len() == a.len() && a.iter().all(|token| *token < self.sequence.len()));
-        a
-    }
+/// Returns the tokens that every KV head attends to, each once.
+fn entries(selection: &Selection) -> Vec<u64> {
+    let mut heads = SHAPE.entries(selection);
+    assert_eq!(heads[0], heads[1], "an entry of these methods is a token of all heads");
+    heads.swap_remove(0)
 }
 
 #[test]
@@ -121,19 +29,19 @@ fn a_method_without_a_profile_says_what_to_call() {
         let mut stored = empty();
         stored.append(600, 1);
         let id = stored.attach(method);
-        let error = stored.try_select(id, &query(0), 64, HeadAggregation::Softmax).unwrap_err();
+        let error = stored.try_select(id, &SHAPE.query(0), 64, HeadAggregation::Softmax).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         assert!(error.to_string().contains("call Sequence::profile"), "{error}");
         // A budget that holds everything needs no choice.
-        assert_eq!(stored.select(id, &query(0), 600).tokens(), 600);
+        assert_eq!(stored.select(id, &SHAPE.query(0), 600).tokens(), 600);
         assert_eq!(stored.sequence.selector_bytes(id).unwrap(), 0);
         stored.profile(id);
-        assert!(stored.entries(&stored.select(id, &query(0), 64)).len() <= 64);
+        assert!(entries(&stored.select(id, &SHAPE.query(0), 64)).len() <= 64);
         assert!(stored.sequence.selector_bytes(id).unwrap() > 0);
         // A cut to nothing forgets the profile.
         stored.sequence.truncate(3).unwrap();
         stored.append(600, 2);
-        assert!(stored.try_select(id, &query(0), 64, HeadAggregation::Softmax).is_err());
+        assert!(stored.try_select(id, &SHAPE.query(0), 64, HeadAggregation::Softmax).is_err());
     }
 }
 
@@ -146,14 +54,14 @@ fn entries_are_attended_once_and_all_of_them_are_full_attention_to_the_bit() {
         stored.profile(id);
         let all = stored.sequence.select(0, SelectRequest::all()).unwrap();
         for seed in 0..4 {
-            let chosen = stored.select(id, &query(seed), 1003);
-            assert_eq!(stored.output(&query(seed), &chosen), stored.output(&query(seed), &all));
+            let chosen = stored.select(id, &SHAPE.query(seed), 1003);
+            assert_eq!(stored.output(&SHAPE.query(seed), &chosen), stored.output(&SHAPE.query(seed), &all));
             // One group less than everything is left to the method, which leaves out some cluster.
-            let most = stored.entries(&stored.select(id, &query(seed), 995)).len();
+            let most = entries(&stored.select(id, &SHAPE.query(seed), 995)).len();
             assert!((900..=995).contains(&most), "{method}: {most}");
             for heads in [HeadAggregation::Sum, HeadAggregation::Softmax, HeadAggregation::GroupSoftmax] {
-                let chosen = stored.try_select(id, &query(seed), 200, heads).unwrap();
-                let entries = stored.entries(&chosen).len();
+                let chosen = stored.try_select(id, &SHAPE.query(seed), 200, heads).unwrap();
+                let entries = entries(&chosen).len();
                 assert!(entries <= 200 && entries > 180 && chosen.cluster_runs().unwrap() > 3, "{method}: {entries}");
             }
         }
@@ -168,7 +76,7 @@ fn clusters_hold_what_the_profile_activated_together() {
     let methods = [("swarm:8", 2.0), ("swarm:8:members", 2.0), ("infllm:8", 1.5)];
     // The chosen tokens hold more of the attention weight than as many of the newest.
     let weight = |tokens: &[u64]| -> f32 {
-        let (keys, query) = (rows(0, 1200, 4), query(2));
+        let (keys, query) = (SHAPE.rows(0, 1200, 4), SHAPE.query(2));
         let mut sum = 0.0;
         for (head, row) in query.chunks(DIM).enumerate() {
             let power = |token: usize| {
@@ -184,7 +92,7 @@ fn clusters_hold_what_the_profile_activated_together() {
     for (method, factor) in methods {
         let id = stored.attach(method);
         stored.profile(id);
-        let found = weight(&stored.entries(&stored.select(id, &query(2), 130)));
+        let found = weight(&entries(&stored.select(id, &SHAPE.query(2), 130)));
         assert!(found > factor * weight(&newest), "{method}: {found} {}", weight(&newest));
     }
 }
@@ -200,8 +108,8 @@ fn tokens_that_are_appended_leave_the_window_for_clusters() {
         stored.profile(id);
         for step in 0..60 {
             stored.append(12, 5);
-            let chosen = stored.select(id, &query(step % 7), window + 150);
-            let entries = stored.entries(&chosen);
+            let chosen = stored.select(id, &SHAPE.query(step % 7), window + 150);
+            let entries = entries(&chosen);
             assert!(entries.len() <= window + 150, "{method}: {}", entries.len());
             let length = stored.sequence.len();
             let waits = (length - 800).min(least);
@@ -209,7 +117,7 @@ fn tokens_that_are_appended_leave_the_window_for_clusters() {
         }
         // All of them can still be attended.
         let length = stored.sequence.len() as usize;
-        let entries = stored.entries(&stored.select(id, &query(1), length - GROUP)).len();
+        let entries = entries(&stored.select(id, &SHAPE.query(1), length - GROUP)).len();
         assert!(entries > length - 100, "{method}: {entries} of {length}");
     }
 }
@@ -219,7 +127,7 @@ fn wrong_profiles_and_names_are_refused() {
     let mut stored = empty();
     stored.append(300, 3);
     let ids = ["swarm:8", "infllm:16"].map(|method| stored.attach(method));
-    let query = query(0);
+    let query = SHAPE.query(0);
     for id in ids {
         for refused in [
             stored.sequence.profile(id, 3, &[&query], None),
@@ -249,17 +157,17 @@ fn wrong_profiles_and_names_are_refused() {
 
 #[test]
 fn a_profile_that_memory_does_not_hold_is_refused() {
-    let mut stored = with_memory(ByteSize::mib(16));
+    let mut stored = EntrySequence::new(SHAPE, Store::options().memory_limit(ByteSize::mib(16)));
     stored.append(3000, 2);
     let id = stored.attach("swarm:8");
-    let error = stored.sequence.profile(id, 0, &[&query(1)], None).unwrap_err();
+    let error = stored.sequence.profile(id, 0, &[&SHAPE.query(1)], None).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
-    assert!(stored.try_select(id, &query(0), 64, HeadAggregation::Softmax).is_err());
+    assert!(stored.try_select(id, &SHAPE.query(0), 64, HeadAggregation::Softmax).is_err());
     assert_eq!(stored.sequence.selector_bytes(id).unwrap(), 0);
     // Blocks take less.
     let id = stored.attach("infllm:64");
     stored.profile(id);
-    assert!(stored.entries(&stored.select(id, &query(0), 128)).len() <= 128);
+    assert!(entries(&stored.select(id, &SHAPE.query(0), 128)).len() <= 128);
 }
 
 #[test]
@@ -267,10 +175,10 @@ fn a_reader_has_a_profile_of_its_own() {
     let mut stored = empty();
     stored.append(600, 7);
     let mut reader = stored.sequence.reader().unwrap();
-    let id = reader.attach(selector("swarm:8")).unwrap();
-    reader.profile(id, 0, &[&query(1), &query(2)], None).unwrap();
+    let id = reader.attach(SHAPE.selector("swarm:8")).unwrap();
+    reader.profile(id, 0, &[&SHAPE.query(1), &SHAPE.query(2)], None).unwrap();
     stored.append(100, 7);
-    let query = query(1);
+    let query = SHAPE.query(1);
     let request = SelectRequest::query(&query).budget(Budget::tokens(64)).selector(id);
     assert!(reader.select(0, request).unwrap().entries(0).count() <= 64);
 }
@@ -285,12 +193,12 @@ proptest! {
         which in 0_usize..4, seed in 0_u64..99,
     ) {
         let method = ["swarm:8", "swarm:2", "infllm:16", "infllm:3"][which];
-        let shape = KeyShape { kv_heads: KV_HEADS, key_dim: DIM, group_tokens: GROUP, dtype: DType::F32 };
-        let selector = selector(method);
+        let shape = SHAPE.keys();
+        let selector = SHAPE.selector(method);
         let mut layer = selector.summaries()[0].layer(0, shape).unwrap();
         let mut keys = SealedKeys::new(shape, 0);
         let push = |index: usize, seed: u64| -> Vec<u8> {
-            rows(index * GROUP, GROUP, seed).into_iter().flat_map(f32::to_le_bytes).collect()
+            SHAPE.rows(index * GROUP, GROUP, seed).into_iter().flat_map(f32::to_le_bytes).collect()
         };
         for index in 0..20 {
             let plane = push(index, seed);
@@ -298,7 +206,7 @@ proptest! {
             keys.push(&group);
             layer.push(&group);
         }
-        let recorded: Vec<Vec<f32>> = (0..9).map(query).collect();
+        let recorded: Vec<Vec<f32>> = (0..9).map(|seed| SHAPE.query(seed)).collect();
         let queries: Vec<&[f32]> = recorded.iter().map(Vec::as_slice).collect();
         let most = layer.profile_bytes(queries.len()).unwrap();
         layer.profile(&QueryProfile { keys: &keys, shape, queries: &queries, scale: 0.4 }).unwrap();
@@ -350,14 +258,14 @@ proptest! {
             let mut found = Vec::new();
             // Rounds of growth, a cut, and growth with other tokens.
             for round in 0..3 {
-                let chosen = stored.try_select(id, &query(seed + round), 40, heads).unwrap();
-                found.push((stored.entries(&chosen), stored.output(&query(seed), &chosen)));
+                let chosen = stored.try_select(id, &SHAPE.query(seed + round), 40, heads).unwrap();
+                found.push((entries(&chosen), stored.output(&SHAPE.query(seed), &chosen)));
                 parts.iter().for_each(|tokens| stored.append(*tokens, seed));
             }
             stored.sequence.truncate(cut.min(at_once + 3 * total) as u64).unwrap();
             for round in 0..3 {
-                let chosen = stored.try_select(id, &query(seed + round), 60, heads).unwrap();
-                found.push((stored.entries(&chosen), stored.output(&query(seed), &chosen)));
+                let chosen = stored.try_select(id, &SHAPE.query(seed + round), 60, heads).unwrap();
+                found.push((entries(&chosen), stored.output(&SHAPE.query(seed), &chosen)));
                 parts.iter().for_each(|tokens| stored.append(*tokens, seed ^ 5));
             }
             let bytes = stored.sequence.selector_bytes(id).unwrap();
