@@ -1,6 +1,7 @@
 //! Methods that choose clusters: what they attend to, however the tokens came, were cut, or stored.
 
 use proptest::prelude::*;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use stratakv::retrieval::{
     Adapter, AdapterFit, ChosenUnit, EntryRequest, HeadAggregation, KeyGroup, KeyShape, MethodSpec, SelectorId, methods,
@@ -153,7 +154,8 @@ fn the_best_single_tokens_keep_the_most_attention_weight() {
     let with_codes = with_codes.iter().filter(|_| adapter().is_some());
     for method in ["tokens"].iter().chain(&METHODS).chain(with_codes) {
         let id = attach(&mut stored, method);
-        let kept: f64 = (0..8).map(|at| kept_weight(&SHAPE.query(at), &keys, &stored.select(id, &SHAPE.query(at), 128))).sum();
+        let kept: f64 =
+            (0..8).map(|at| kept_weight(&SHAPE.query(at), &keys, &stored.select(id, &SHAPE.query(at), 128))).sum();
         weights.push((*method, kept / 8.0));
     }
     let best = weights[0].1;
@@ -212,6 +214,50 @@ proptest! {
             both.push((first, second, stored.output(&SHAPE.query(seed), &chosen)));
         }
         prop_assert_eq!(&both[0], &both[1]);
+    }
+
+    /// Keys that could not be read leave a split undone. A cut then removes tokens that clusters and the window hold.
+    #[test]
+    fn a_cut_while_a_split_waits_for_keys_leaves_no_token_behind(
+        pushed in 1_usize..40, cut in 1_usize..90, method in prop::sample::select(vec!["dynakv:4", "dynakv:8:joint"]),
+    ) {
+        let (shape, selector) = (SHAPE.keys(), SHAPE.selector(method));
+        let mut layer = selector.summaries()[0].layer(0, shape).unwrap();
+        let plane = |group: usize, seed: u64| -> Vec<u8> {
+            SHAPE.rows(group * GROUP, GROUP, seed).into_iter().flat_map(f32::to_le_bytes).collect()
+        };
+        let mut planes: Vec<Vec<u8>> = Vec::new();
+        // Groups of other centres split clusters. No key is supplied for the second centres.
+        for (groups, seed) in [(50, 1), (pushed, 9), (60, 5)] {
+            for _ in 0..groups {
+                planes.push(plane(planes.len(), seed));
+                let group = planes.len() - 1;
+                layer.push(&KeyGroup::new(shape, &planes[group], group as u64).unwrap());
+            }
+            layer.attached();
+            let mut wanted = layer.advance().unwrap();
+            if seed == 9 {
+                planes.truncate(cut);
+                layer.truncate(cut);
+                continue;
+            }
+            while !wanted.is_empty() {
+                prop_assert!(wanted.iter().all(|group| *group < planes.len() as u64), "{wanted:?} of {}", planes.len());
+                for group in wanted {
+                    layer.supply(&KeyGroup::new(shape, &planes[group as usize], group).unwrap());
+                }
+                wanted = layer.advance().unwrap();
+            }
+        }
+        let (query, tokens) = (SHAPE.query(3), 0..planes.len() * GROUP);
+        let (budget, aggregation) = (tokens.len(), HeadAggregation::Softmax);
+        let ask = EntryRequest { query: &query, shape, scale: 1.0, aggregation, tokens: tokens.clone(), budget };
+        let entries = selector.entries().unwrap();
+        prop_assert_eq!(entries.covered_groups(&[layer.as_ref()]).unwrap(), planes.len());
+        for own in entries.choose(&[layer.as_ref()], &ask).unwrap().heads {
+            let distinct: BTreeSet<u32> = own.iter().copied().collect();
+            prop_assert!(distinct.len() == own.len() && distinct.into_iter().eq(0..tokens.end as u32), "{own:?}");
+        }
     }
 
     /// The engine accounts the bytes before it pushes groups, and the summary must keep within them.

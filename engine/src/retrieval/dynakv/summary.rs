@@ -219,13 +219,15 @@ impl LayerSummary for AdaptiveLayer {
     }
 
     fn truncate(&mut self, groups: usize) {
-        let clustered = self.clustered();
+        let tokens = groups * self.shape.group_tokens;
+        // If keys could not be read for a split, clusters hold tokens that still wait.
+        let added = self.lists.iter().map(|list| list.next).max().unwrap_or(0);
         self.waiting.truncate(groups);
         self.supplied.clear();
-        if groups >= clustered {
+        if tokens >= added {
             return;
         }
-        let tokens = groups * self.shape.group_tokens;
+        self.step = None;
         if tokens == 0 {
             self.lists.clear();
         }

@@ -14,6 +14,9 @@ use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::transform_coded::summary::CodeSpec;
 use std::sync::Arc;
 
+/// The largest mean size of clusters.
+const MAX_MEAN_SIZE: usize = 1 << 16;
+
 /// Selection by clusters of entries that recorded queries activated together. It needs
 /// [`Sequence::profile`](crate::Sequence::profile).
 #[derive(Clone, Debug)]
@@ -26,10 +29,15 @@ impl Swarm {
     /// Makes the selector. `adapter` has codebooks. It is needed if members are scored.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: the adapter is missing, or clusters of each KV head are asked for.
+    /// [`ErrorKind::InvalidArgument`]: the adapter is missing, or clusters of each KV head are asked for. A mean size
+    /// of more than 65,536.
     pub(crate) fn new(options: ClusterOptions, adapter: Option<Arc<Adapter>>) -> Result<Self> {
         if options.sharing == HeadSharing::PerHead {
             let text = "swarm:heads: an entry of this method has the keys of all KV heads; use swarm or swarm:joint";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        if options.mean_size > MAX_MEAN_SIZE {
+            let text = format!("swarm:{}: the mean size is at most {MAX_MEAN_SIZE}", options.mean_size);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         let codes = member_codes("swarm", &options, adapter)?;
