@@ -12,7 +12,7 @@
 //! Invariants:
 //! - Equal seeds and equal calls give equal traces, because `rng` makes every choice.
 //! - An operation without power, or with a handle of an earlier epoch, fails and is neither counted nor traced.
-//! - A fault strikes once.
+//! - A fault strikes once, apart from a slow or an unreachable device.
 //!
 //! The callers are `directory.rs`, `sim_file.rs` and `mod.rs`. They hold the world's lock during each call.
 
@@ -25,7 +25,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 
-/// Faults to come. Each counts down the operations of its kind on all devices together, and strikes once.
+/// Faults to come. Each countdown counts the operations of its kind on all devices together, and strikes once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Faults {
@@ -59,6 +59,9 @@ pub struct Faults {
     pub phantom: Option<u64>,
     /// The operations of other devices mostly complete before the operations of this device.
     pub slow: Option<usize>,
+    /// Every operation of this device fails with EIO, until other faults are set.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unreachable: Option<usize>,
 }
 
 /// The kind of an operation, for the trace and the faults.
@@ -239,6 +242,7 @@ impl World {
         }
         let faults = &mut self.faults;
         let fate = match kind {
+            _ if faults.unreachable == Some(place.0) => Fate::Failed(Errno::IO),
             OperationKind::Read if strikes(&mut faults.read) => {
                 if faults.read_stays {
                     let page = self.rng.below(range.1.div_ceil(PAGE as u64)) * PAGE as u64 + range.0;
