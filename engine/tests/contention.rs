@@ -28,6 +28,7 @@ on_devices!(
     idle_buffers_make_room_for_sequences,
     a_read_that_does_not_fit_beside_the_rest_is_an_error_not_a_wait,
     commits_need_no_memory_that_reads_hold,
+    a_store_that_this_process_has_open_is_refused_at_once,
 );
 
 fn options(dir: &Path, devices: usize) -> StoreOptions {
@@ -175,4 +176,31 @@ fn commits_need_no_memory_that_reads_hold(devices: usize) {
     let view = sequence.select(0, SelectRequest::all()).unwrap();
     let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
     assert!((0..view.groups().len()).all(|nth| batch.get(0).unwrap().group(nth).is_ok()));
+}
+
+fn a_store_that_this_process_has_open_is_refused_at_once(devices: usize) {
+    let dir = tempfile::tempdir().unwrap();
+    let refused_at_once = |read_only: bool| {
+        let start = std::time::Instant::now();
+        let error = options(dir.path(), devices).read_only(read_only).open().unwrap_err();
+        assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+        assert_eq!(error.kind(), ErrorKind::InUse);
+        assert!(error.to_string().contains("a store of this process"), "{error}");
+    };
+    let store = options(dir.path(), devices).open().unwrap();
+    refused_at_once(false);
+    refused_at_once(true);
+    // A clone keeps the store open.
+    let clone = store.clone();
+    drop(store);
+    refused_at_once(false);
+    clone.close().unwrap();
+    // Stores that only read share the lock, and a writer waits for none of them.
+    let readers = [0, 1].map(|_| options(dir.path(), devices).read_only(true).open().unwrap());
+    refused_at_once(false);
+    let [first, second] = readers;
+    drop(first);
+    refused_at_once(false);
+    drop(second);
+    options(dir.path(), devices).open().unwrap().close().unwrap();
 }

@@ -36,6 +36,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::events::span;
 use crate::io::buffer::SLAB_BYTES;
 use crate::io::file::directory::{Access, Directory};
+use crate::io::file::open_roots::OpenRoots;
 use crate::io::seams::Environment;
 use crate::log::StoreInner;
 use crate::options::StoreOptions;
@@ -47,6 +48,8 @@ use std::sync::Arc;
 /// An open store. Clones are cheap and share it. It is closed when the last clone is dropped.
 #[derive(Clone)]
 pub struct Store {
+    /// None for a simulated store. Declared first, because an open may wait for a store that is being closed.
+    _roots: Option<Arc<OpenRoots>>,
     inner: Arc<StoreInner>,
 }
 
@@ -74,7 +77,9 @@ impl Store {
         }
         let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let directories = open_directories(&options.devices, access)?;
-        Self::open_in(options, Environment::default(), directories)
+        let roots = directories.iter().map(|directory| directory.identity()).collect();
+        let store = Self::open_in(options, Environment::default(), directories)?;
+        Ok(Self { _roots: Some(Arc::new(OpenRoots::new(roots))), ..store })
     }
 
     /// Opens or creates a store in these directories.
@@ -95,18 +100,19 @@ impl Store {
                 "open: shard_threads is 0; at least one thread must serve the devices",
             ));
         }
-        match read_devices(directories, options.read_only, memory)? {
-            ProbeResult::Store(found) => Ok(Self { inner: open_existing(&options, environment, memory, found)? }),
+        let inner = match read_devices(directories, options.read_only, memory)? {
+            ProbeResult::Store(found) => open_existing(&options, environment, memory, found)?,
             ProbeResult::Empty(found) if options.create && !options.read_only => {
-                Ok(Self { inner: create(&options, environment, memory, found)? })
+                create(&options, environment, memory, found)?
             }
             ProbeResult::Empty(found) => {
                 let path = found.first().map(|f| f.directory.path().display().to_string()).unwrap_or_default();
                 let text =
                     format!("open: device directory {path} holds no store, and the options do not ask to create one");
-                Err(Error::new(ErrorKind::Configuration, text))
+                return Err(Error::new(ErrorKind::Configuration, text));
             }
-        }
+        };
+        Ok(Self { _roots: None, inner })
     }
 
     pub(crate) fn inner(&self) -> &Arc<StoreInner> {
@@ -129,7 +135,7 @@ impl StoreOptions {
     /// - [`ErrorKind::Configuration`]: no device is given, or one is missing, given twice, of another store, or open to
     ///   other users.
     /// - [`ErrorKind::StaleDevice`]: a device that left the store is given.
-    /// - [`ErrorKind::InUse`]: another process has the store.
+    /// - [`ErrorKind::InUse`]: another process has the store, or another [`Store`] of this process has.
     /// - [`ErrorKind::Unsupported`]: another version wrote it.
     /// - [`ErrorKind::Corruption`]: every copy of its metadata is damaged.
     pub fn open(self) -> Result<Store> {

@@ -49,7 +49,6 @@ pub(crate) struct DirectoryEntry {
 /// A device directory. Paths are relative to its root, with plain names only.
 pub(crate) trait Directory: Send + Sync {
     fn path(&self) -> &Path;
-    #[allow(dead_code, reason = "tests tell directories apart by it")]
     fn identity(&self) -> DirectoryIdentity;
     fn direct_io(&self) -> &DirectIo;
     /// Returns the mark that the first failed sync sets. Nothing is written after that.

@@ -8,6 +8,7 @@
 //! | [`directory::Directory`] | the interface | `directory.rs` |
 //! | [`os_directory::OsDirectory`] | a directory of the operating system | `os_directory.rs` |
 //! | [`instrumented::InstrumentedDirectory`] | counts the failures of another directory | `instrumented.rs` |
+//! | [`open_roots::OpenRoots`] | the directories that stores of this process have open | `open_roots.rs` |
 //! | [`device_file::DeviceFile`] | an open file | `device_file.rs` |
 //! | [`cached_file::CachedFile`] | a file that is opened when it is needed | `cached_file.rs` |
 //! | [`poison::Poison`] | the mark of a failed sync | `poison.rs` |
@@ -19,6 +20,7 @@ pub(crate) mod device_file;
 pub(crate) mod directory;
 pub(crate) mod instrumented;
 pub(in crate::io) mod open_beneath;
+pub(crate) mod open_roots;
 pub(crate) mod os_directory;
 pub(crate) mod poison;
 pub(crate) mod probe;

@@ -28,6 +28,7 @@ use crate::io::buffer::aligned::AlignedBuf;
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::{Access, Directory, DirectoryEntry, DirectoryIdentity, DiskSpace, SMALL_BYTES_MAX};
 use crate::io::file::open_beneath;
+use crate::io::file::open_roots::OpenRoots;
 use crate::io::file::poison::Poison;
 use crate::io::file::probe::{self, DirectIo};
 use crate::io::signals::ignore_file_size_signal;
@@ -43,12 +44,15 @@ pub(crate) struct OsDirectoryOptions {
     pub(crate) lock_wait: Duration,
 }
 
+/// How long to wait for the lock of a directory that a store of this process has open. A device that has just left that
+/// store frees its lock within this time.
+const OWN_LOCK_WAIT: Duration = Duration::from_millis(100);
+
 /// A directory of the operating system.
 pub(crate) struct OsDirectory {
     root: OwnedFd,
     path: PathBuf,
     access: Access,
-    #[allow(dead_code, reason = "tests tell directories apart by it")]
     identity: DirectoryIdentity,
     direct: DirectIo,
     /// The answer of [`Directory::sync_covers_overwrites`].
@@ -93,12 +97,12 @@ impl OsDirectory {
         if stat.st_mode & 0o022 != 0 {
             return Err(configuration(&path, "is writable by its group or by everyone; run chmod go-w on it"));
         }
-        acquire(&root, &path, options)?;
+        let identity = DirectoryIdentity { device: stat.st_dev, inode: stat.st_ino };
+        acquire(&root, &path, identity, options)?;
         let direct = match options.access {
             Access::ReadWrite => probe::probe(root.as_fd(), None),
             Access::ReadOnly => probe::probe(root.as_fd(), Some("superblock")),
         };
-        let identity = DirectoryIdentity { device: stat.st_dev, inode: stat.st_ino };
         let in_place = direct.is_direct() && writes_in_place(&root);
         let poison = Arc::default();
         Ok(Arc::new(Self { root, path, access: options.access, identity, direct, in_place, poison }))
@@ -166,20 +170,29 @@ fn make_root(path: &Path) -> Result<()> {
 }
 
 /// Locks the directory itself.
-fn acquire(root: &OwnedFd, path: &Path, options: OsDirectoryOptions) -> Result<()> {
+fn acquire(root: &OwnedFd, path: &Path, identity: DirectoryIdentity, options: OsDirectoryOptions) -> Result<()> {
     let operation = match options.access {
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
         Access::ReadOnly => FlockOperation::NonBlockingLockShared,
     };
-    let deadline = Instant::now() + options.lock_wait;
+    let start = Instant::now();
     loop {
         match rustix::fs::flock(root, operation) {
             Ok(()) => return Ok(()),
             Err(Errno::INTR) => {}
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(5)),
             Err(Errno::WOULDBLOCK) => {
-                let text = format!("open: device directory {} is in use by another process or store", path.display());
-                return Err(Error::new(ErrorKind::InUse, text));
+                let is_own = OpenRoots::contain(identity);
+                let wait = if is_own { options.lock_wait.min(OWN_LOCK_WAIT) } else { options.lock_wait };
+                if start.elapsed() >= wait {
+                    let user = if is_own {
+                        "a store of this process; use or drop that store"
+                    } else {
+                        "another process or store"
+                    };
+                    let text = format!("open: device directory {} is in use by {user}", path.display());
+                    return Err(Error::new(ErrorKind::InUse, text));
+                }
+                std::thread::sleep(Duration::from_millis(5));
             }
             Err(e) => return Err(Error::io(format!("lock device directory {}", path.display()), e.into())),
         }
