@@ -47,7 +47,7 @@ fn drivers_are_measured_in_rotation() {
     let arguments = ["drivers", "--block", "16KiB", "--batch", "8", "--seconds", "0.1", "--rounds", "1"];
     let found = results(&[&arguments[..], &["--size", "8MiB", "--json"]].concat());
     let sides: Vec<_> = found.iter().map(|r| (r["driver"].as_str(), r["path"].as_str())).collect();
-    let expected = [("uring", "tickets"), ("uring", "read_now"), ("posix", "tickets")];
+    let expected = [("uring", "tickets"), ("uring", "blocking"), ("posix", "tickets")];
     assert!(expected.iter().all(|(driver, path)| sides.contains(&(Some(driver), Some(path)))), "{sides:?}");
     for result in found.iter().filter(|result| result["skipped"].is_null()) {
         assert_positive(result, &["gb_per_s", "iops", "p50_us", "p99_us", "cpu_s_per_gb", "ratio_uring"]);
@@ -77,19 +77,19 @@ fn decode_compares_caches_and_pipelines() {
 fn decode_solves_for_the_share_of_layers_under_a_codec() {
     let arguments = ["decode", "--layers", "3", "--batch", "2", "--context", "1024", "--budget", "64", "--steps", "3"];
     let shares = |more: &[&str]| results(&[&arguments[..], &["--codec", "int4", "--json"], more].concat());
-    // A layer that computes for a tenth of a second hides all reads, so theta is 0.
+    // A layer that computes for a tenth of a second hides all reads, so the share is 0.
     let found = shares(&["--policy", "none", "--codec-share", "auto", "--layer-compute-us", "0,100000"]);
     assert_eq!(found.len(), 2);
     for (result, idle) in found.iter().zip([true, false]) {
-        assert_positive(result, &["theta_read_bps", "theta_decode_bps", "step_ms"]);
+        assert_positive(result, &["share_read_bps", "share_decode_bps", "step_ms"]);
         let number = |field: &str| result[field].as_f64().expect("a number");
-        assert_eq!((number("theta"), number("theta_layer_bytes")), (number("codec_share"), 2.0 * 8.0 * 32768.0));
-        assert!((0.01..10.0).contains(&number("theta_ratio")), "{result}");
-        assert_eq!(number("codec_layers"), (3.0 * number("theta")).round(), "{result}");
-        assert!(idle || number("theta") == 0.0, "{result}");
+        assert_eq!((number("share"), number("share_layer_bytes")), (number("codec_share"), 2.0 * 8.0 * 32768.0));
+        assert!((0.01..10.0).contains(&number("share_ratio")), "{result}");
+        assert_eq!(number("codec_layers"), (3.0 * number("share")).round(), "{result}");
+        assert!(idle || number("share") == 0.0, "{result}");
     }
     let found = shares(&["--policy", "lru", "--codec-share", "0.5"]);
-    assert_eq!((found[0]["codec_layers"].as_u64(), found[0]["theta"].is_null()), (Some(2), true));
+    assert_eq!((found[0]["codec_layers"].as_u64(), found[0]["share"].is_null()), (Some(2), true));
     let device = tempfile::tempdir().expect("a directory");
     for more in [&["--codec", "raw"][..], &["--codec", "int8", "--pipeline", "off,on"]] {
         let output = kvbench(device.path(), &[&arguments[..], &["--codec-share", "auto"], more].concat());
@@ -103,7 +103,7 @@ fn codecs_are_measured_on_real_keys_and_values() {
     let kv = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/fixtures/recall-tiny/reference.safetensors");
     let arguments = ["codec", "--kv", kv, "--group", "8", "--seconds", "0.005", "--rounds", "1", "--layers", "3"];
     let found = results(&[&arguments[..], &["--bandwidth", "250M", "--layer-bytes", "256KiB", "--json"]].concat());
-    let (theta, codecs) = found.split_last().expect("results");
+    let (share, codecs) = found.split_last().expect("results");
     for result in codecs {
         assert_positive(result, &["stored_share", "encode_gb_per_s", "decode_gb_per_s", "planes"]);
         let number = |field: &str| result[field].as_f64().expect("a number");
@@ -112,7 +112,7 @@ fn codecs_are_measured_on_real_keys_and_values() {
         assert!(number("relative_error") < 0.15 && number("stored_share") <= 1.0, "{result}");
     }
     assert!(codecs.len() >= 16);
-    assert_positive(theta, &["theta_ms", "best_ms", "ratio_best", "ratio", "decode_gb_per_s"]);
+    assert_positive(share, &["share_ms", "best_ms", "ratio_best", "ratio", "decode_gb_per_s"]);
 }
 
 #[test]

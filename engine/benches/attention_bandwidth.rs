@@ -174,11 +174,9 @@ fn median(mut seconds: Vec<f64>) -> f64 {
 
 /// Fills the words with elements of a dtype whose magnitudes are from 0.5 to 2.
 fn fill(words: &mut [u64], dtype: DType) {
-    let mut state = 0x9e37_79b9_7f4a_7c15_u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for word in words {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
+        let state = random.u64(..);
         // The masks keep sign and mantissa, and the or sets the exponent.
         *word = match dtype {
             DType::F16 => state & 0x83ff_83ff_83ff_83ff | 0x3800_3800_3800_3800,

@@ -346,7 +346,7 @@ const EVENTS_MAX: usize = 1024;
 /// The observer of deleted sequences, and events that wait for it.
 #[derive(Default)]
 pub(crate) struct Observers {
-    told: Mutex<Told>,
+    told: Mutex<ObserverState>,
     /// Events of deletions that are queued and not durable yet.
     kept: Mutex<Vec<Evicted>>,
     pub(crate) lost: Counter,
@@ -354,7 +354,7 @@ pub(crate) struct Observers {
 
 /// The observer and its waiting events, under one lock so that no event is missed while an observer is set.
 #[derive(Default)]
-struct Told {
+struct ObserverState {
     observer: Option<Observer>,
     waiting: std::collections::VecDeque<Evicted>,
 }

@@ -61,6 +61,6 @@ fn allocations_do_not_grow_with_requests() {
         };
         let (few, many) = (per_batch(16), per_batch(128));
         // Tables that double their size make a few more allocations.
-        assert!(many - few < 14.0, "read_now {now}: {few} allocations for 16 requests, {many} for 128");
+        assert!(many - few < 14.0, "blocking {now}: {few} allocations for 16 requests, {many} for 128");
     }
 }

@@ -316,9 +316,11 @@ fn lines_of_sources_fit_a_screen() {
 /// Returns the Markdown documents of the project.
 fn documents() -> Vec<(String, String)> {
     let base = root();
-    let mut paths: Vec<PathBuf> = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"].map(PathBuf::from).to_vec();
-    for dir in ["docs", "format-spec", "examples/llama", "fuzz"] {
-        let all = files(&base.join(dir)).into_iter().filter(|path| !path.starts_with("target"));
+    let mut paths: Vec<PathBuf> =
+        ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "UNSAFE.md", "SECURITY.md"].map(PathBuf::from).to_vec();
+    for dir in ["docs", "format-spec", "examples/llama", "fuzz", "bench", "tests"] {
+        let outside = ["target", "fixtures"];
+        let all = files(&base.join(dir)).into_iter().filter(|path| !outside.iter().any(|o| path.starts_with(o)));
         paths.extend(
             all.filter(|path| path.extension().is_some_and(|e| e == "md")).map(|path| Path::new(dir).join(path)),
         );
@@ -336,6 +338,24 @@ fn documents_are_short() {
     // The specification is read by chapter.
     let long: Vec<_> = long.filter(|(path, lines)| *lines > 200 && path != "format-spec/SPEC.md").collect();
     assert!(long.is_empty(), "documents of over 200 lines: {long:?}");
+}
+
+#[test]
+fn prose_of_documents_wraps() {
+    let mut wrong = Vec::new();
+    for (path, text) in documents() {
+        let mut in_code = false;
+        for (number, line) in text.lines().enumerate() {
+            let is_fence = line.trim_start().starts_with("```");
+            in_code ^= is_fence;
+            // Tables, code and the target of a link cannot be wrapped.
+            let is_free = in_code || is_fence || line.contains('|') || line.contains("](") || line.starts_with('#');
+            if !is_free && line.chars().count() > 100 {
+                wrong.push(format!("{path}:{}", number + 1));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "lines of over 100 characters:\n{}", wrong.join("\n"));
 }
 
 #[test]

@@ -10,20 +10,20 @@ use stratakv::ByteSize;
 #[command(after_help = "Example: kvbench codec --kv tests/fixtures/recall-tiny/reference.safetensors --json
 
 Results of lossy codecs include their errors. A plane that a codec cannot make 5 % smaller stays raw and counts as raw.
-For theta the clock emulates the reads. Decoding is real.")]
+For the share to compress, the clock emulates the reads. Decoding is real.")]
 pub(crate) struct CodecArgs {
     #[command(flatten)]
     pub(crate) common: CommonArgs,
     /// Keys and values: a safetensors file with f32 tensors `k_*` and `v_*` of `[kv_heads, tokens, head_dim]`.
     #[arg(long, value_name = "FILE")]
     pub(crate) kv: PathBuf,
-    /// Tokens of a group, separated by commas. Theta is solved for the first.
+    /// Tokens of a group, separated by commas. The share to compress is solved for the first.
     #[arg(long, value_delimiter = ',', default_value = "8,16,64", value_parser = between_u16(1, 128))]
     pub(crate) group: Vec<u16>,
     /// Seconds of each turn.
     #[arg(long, default_value_t = 0.1)]
     pub(crate) seconds: f64,
-    /// Bytes per second to solve theta for, separated by commas.
+    /// Bytes per second to solve the share to compress for, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "250M,500M,1G,2G,4G", value_parser = size)]
     pub(crate) bandwidth: Vec<ByteSize>,
     /// Bytes of keys and values that a layer reads.

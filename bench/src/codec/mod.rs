@@ -58,7 +58,7 @@ pub(crate) fn run(args: &CodecArgs) -> Result<()> {
     for &bandwidth in &args.bandwidth {
         check_interrupt()?;
         let result = sweep::measure(args, &tensors, bandwidth.0 as f64)?;
-        print(args.common.json, &format!("theta at {bandwidth}/s"), &result)?;
+        print(args.common.json, &format!("share to compress at {bandwidth}/s"), &result)?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Theta by the clock: the solver's share of a transfer to compress, against a sweep over all shares.
+//! The share to compress, by the clock: the solver's share of a transfer to compress, against a sweep over all shares.
 //!
 //! A point of the sweep runs layer after layer. The reads of the next layer run while the current one decodes and
 //! computes. Decoding is real. The clock emulates the reads, at the given bandwidth, and the computation.
@@ -14,14 +14,14 @@ use serde::Serialize;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use stratakv::DType;
-use stratakv::codec::{Codec, PlaneKind, PlaneShape, TransferModel, decode, solve_theta};
+use stratakv::codec::{Codec, PlaneKind, PlaneShape, TransferModel, decode, solve_share};
 
 /// The codec that is measured.
 const CODEC: Codec = Codec::Int4;
 
-/// Theta for one bandwidth: the solver's, and the best of a sweep by the clock.
+/// The share for one bandwidth: the solver's, and the best of a sweep by the clock.
 #[derive(Debug, Serialize)]
-pub(super) struct ThetaResult {
+pub(super) struct ShareResult {
     codec: Codec,
     bandwidth: f64,
     compute_us: u64,
@@ -29,29 +29,29 @@ pub(super) struct ThetaResult {
     ratio: f64,
     decode_gb_per_s: f64,
     #[serde(flatten)]
-    times: ThetaTimes,
+    times: ShareTimes,
 }
 
-/// Layer times of the solver's theta and of the best one.
+/// Layer times of the solver's share and of the best one.
 #[derive(Debug, Serialize)]
-struct ThetaTimes {
-    theta: f64,
-    theta_ms: f64,
-    best_theta: f64,
+struct ShareTimes {
+    share: f64,
+    share_ms: f64,
+    best_share: f64,
     best_ms: f64,
-    /// The time of the solver's theta over the best time.
+    /// The time of the solver's share over the best time.
     ratio_best: Option<f64>,
-    /// The time without compression over the time of the solver's theta.
+    /// The time without compression over the time of the solver's share.
     gain_over_none: Option<f64>,
-    /// The time with everything compressed over the time of the solver's theta.
+    /// The time with everything compressed over the time of the solver's share.
     gain_over_all: Option<f64>,
 }
 
-/// Solves for theta at `bandwidth` bytes per second, and measures it beside the sweep.
+/// Solves for the share at `bandwidth` bytes per second, and measures it beside the sweep.
 ///
 /// # Errors
 /// The tensors have no whole group of values, decoding fails, or the run was interrupted.
-pub(super) fn measure(args: &CodecArgs, tensors: &[ModelTensor], bandwidth: f64) -> Result<ThetaResult> {
+pub(super) fn measure(args: &CodecArgs, tensors: &[ModelTensor], bandwidth: f64) -> Result<ShareResult> {
     let group = usize::from(args.group[0]);
     let Some(planes) = group_planes(tensors, PlaneKind::Values, group, DType::F16) else {
         bail!("--kv {}: the file has no values of {group} tokens", args.kv.display());
@@ -74,7 +74,7 @@ pub(super) fn measure(args: &CodecArgs, tensors: &[ModelTensor], bandwidth: f64)
         decode: decode_rate,
     };
     let times = sweep(args, &model, compute, &mut decoder)?;
-    Ok(ThetaResult {
+    Ok(ShareResult {
         codec: CODEC,
         bandwidth,
         compute_us: args.compute_us,
@@ -111,26 +111,26 @@ impl LayerDecoder<'_> {
     }
 }
 
-/// Measures the solver's theta and eleven others in rotation, so that noise of the machine affects all of them.
+/// Measures the solver's share and eleven others in rotation, so that noise of the machine affects all of them.
 fn sweep(
     args: &CodecArgs,
     model: &TransferModel,
     compute: Duration,
     decoder: &mut LayerDecoder<'_>,
-) -> Result<ThetaTimes> {
-    let solved = solve_theta(model);
+) -> Result<ShareTimes> {
+    let solved = solve_share(model);
     let mut points = vec![(solved, Vec::new())];
     points.extend((0..=10).map(|step| (f64::from(step) / 10.0, Vec::new())));
     for _ in 0..args.common.rounds {
-        for (theta, times) in &mut points {
-            let transfer = Duration::from_secs_f64(model.transfer_s(*theta));
+        for (share, times) in &mut points {
+            let transfer = Duration::from_secs_f64(model.transfer_s(*share));
             let mut arrives = Instant::now() + transfer;
             for layer in 0..args.layers {
                 check_interrupt()?;
                 let start = Instant::now();
                 sleep_until(arrives);
                 arrives = Instant::now() + transfer;
-                decoder.decode(*theta)?;
+                decoder.decode(*share)?;
                 sleep_until(Instant::now() + compute);
                 if layer > 0 {
                     times.push(start.elapsed().as_secs_f64() * 1e3);
@@ -138,16 +138,16 @@ fn sweep(
             }
         }
     }
-    let theta_ms = median(&points[0].1);
-    let sweep: Vec<(f64, f64)> = points[1..].iter().map(|(theta, times)| (*theta, median(times))).collect();
+    let share_ms = median(&points[0].1);
+    let sweep: Vec<(f64, f64)> = points[1..].iter().map(|(share, times)| (*share, median(times))).collect();
     let best = sweep.iter().copied().min_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or((0.0, 0.0));
-    Ok(ThetaTimes {
-        theta: rounded(solved),
-        theta_ms: rounded(theta_ms),
-        best_theta: best.0,
+    Ok(ShareTimes {
+        share: rounded(solved),
+        share_ms: rounded(share_ms),
+        best_share: best.0,
         best_ms: rounded(best.1),
-        ratio_best: ratio(theta_ms, best.1),
-        gain_over_none: ratio(sweep[0].1, theta_ms),
-        gain_over_all: ratio(sweep[10].1, theta_ms),
+        ratio_best: ratio(share_ms, best.1),
+        gain_over_none: ratio(sweep[0].1, share_ms),
+        gain_over_all: ratio(sweep[10].1, share_ms),
     })
 }

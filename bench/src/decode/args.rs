@@ -20,10 +20,10 @@ speed, which kvbench makes of a file (root only). The limits are set after the s
 --codec-share auto chooses how many layers to store under the codec (theta in LeoAM):
 1. kvbench writes the store without a codec, then with every layer under it.
 2. It reads each store by a few steps that do not compute.
-3. From their times, the speed of the codec and --layer-compute-us it solves for theta. This is the fewest layers under
-   the codec with which a step is as fast as with the best number of them, if reads run one layer ahead.
+3. From their times, the speed of the codec and --layer-compute-us it solves for the share. This is the fewest
+   layers under the codec with which a step is as fast as with the best number of them, if reads run one layer ahead.
 4. It writes the store again with that many layers under the codec.
-The result holds `theta` and the values it was solved from (`theta_...`). They differ by policy and compute time."
+The result holds `share` and the values it was solved from (`share_...`). They differ by policy and compute time."
 )]
 pub(crate) struct DecodeArgs {
     #[command(flatten)]

@@ -26,15 +26,15 @@ const PLANES_BYTES: usize = 32 << 20;
 /// A share of layers under the codec, and the values that it was solved from.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct SolvedShare {
-    pub(crate) theta: f64,
+    pub(crate) share: f64,
     /// Bytes that a step reads from the device for one layer, uncompressed.
-    theta_layer_bytes: u64,
+    share_layer_bytes: u64,
     /// Bytes per second of these reads.
-    theta_read_bps: u64,
+    share_read_bps: u64,
     /// Time of reading a compressed layer over the time of reading an uncompressed one.
-    theta_ratio: f64,
+    share_ratio: f64,
     /// Decoded bytes per second of one core.
-    theta_decode_bps: u64,
+    share_decode_bps: u64,
 }
 
 /// Measured reads of one layer in steps that do not compute.
@@ -66,11 +66,11 @@ impl LayerReads {
             decode: self.layer_bytes / (self.layer_bytes / self.decode_bps - compute_s).max(0.0),
         };
         SolvedShare {
-            theta: rounded(f64::from(solve_layers(&model, layers)) / f64::from(layers)),
-            theta_layer_bytes: self.layer_bytes.round() as u64,
-            theta_read_bps: rounded(bandwidth) as u64,
-            theta_ratio: rounded(ratio),
-            theta_decode_bps: rounded(self.decode_bps) as u64,
+            share: rounded(f64::from(solve_layers(&model, layers)) / f64::from(layers)),
+            share_layer_bytes: self.layer_bytes.round() as u64,
+            share_read_bps: rounded(bandwidth) as u64,
+            share_ratio: rounded(ratio),
+            share_decode_bps: rounded(self.decode_bps) as u64,
         }
     }
 }
@@ -117,12 +117,12 @@ mod tests {
     #[test]
     fn solved_share_compresses_the_layers_that_a_step_would_wait_for() {
         let fast = LayerReads { layer_bytes: 6.6e6, raw_s: 5.82e-3, coded_s: 3.86e-3, decode_bps: 5e9 };
-        assert_eq!([0, 2770, 3880, 5820].map(|compute| fast.solve(16, compute).theta), [1.0, 1.0, 1.0, 0.0]);
+        assert_eq!([0, 2770, 3880, 5820].map(|compute| fast.solve(16, compute).share), [1.0, 1.0, 1.0, 0.0]);
         let slow = LayerReads { layer_bytes: 3.3e6, raw_s: 12.5e-3, coded_s: 5.1e-3, decode_bps: 5e9 };
-        assert_eq!([8000, 12400, 20_000].map(|compute| slow.solve(16, compute).theta), [1.0, 0.0, 0.0]);
+        assert_eq!([8000, 12400, 20_000].map(|compute| slow.solve(16, compute).share), [1.0, 0.0, 0.0]);
         let same = LayerReads { coded_s: slow.raw_s, ..slow };
-        assert_eq!(same.solve(16, 1000).theta, 0.0, "compression saves no time");
+        assert_eq!(same.solve(16, 1000).share, 0.0, "compression saves no time");
         let nothing = LayerReads { layer_bytes: 0.0, raw_s: 0.0, coded_s: 0.0, decode_bps: 5e9 };
-        assert_eq!(nothing.solve(16, 1000).theta, 0.0);
+        assert_eq!(nothing.solve(16, 1000).share, 0.0);
     }
 }

@@ -119,7 +119,7 @@ fn measure(
             let mut first_ms = None;
             for (at, policy) in args.policy.iter().enumerate() {
                 let solved = reads.get(at).map(|reads| reads.solve(args.layers, compute_us));
-                let share = solved.as_ref().map_or(share, |solved| solved.theta);
+                let share = solved.as_ref().map_or(share, |solved| solved.share);
                 let coding = Coding { layout: prepared.write(share)?, share, solved };
                 contest.policy(&prepared, &coding, compute_us, *policy, &mut first_ms)?;
             }
@@ -228,7 +228,7 @@ fn probe(prepared: &mut PreparedStore<'_>) -> Result<Vec<LayerReads>> {
     let mut reads = |codec_share: f64| -> Result<Vec<(f64, f64)>> {
         let layout = prepared.write(codec_share)?;
         let read = |&policy: &DecodePolicy| {
-            eprintln!("kvbench: reading to solve for theta: {policy:?}, a share of {codec_share} under the codec");
+            eprintln!("kvbench: reading to solve for the share: {policy:?}, a share of {codec_share} under the codec");
             let (compute_us, steps, pipeline, scorer) = (0, PROBE_STEPS, true, None);
             let (layout, stored) = (&layout, prepared.tokens);
             let case = DecodeCase { args, stored, layout, steps, compute_us, policy, pipeline, scorer };

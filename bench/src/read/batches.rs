@@ -34,7 +34,7 @@ pub(crate) struct BatchPattern {
 impl BatchPattern {
     /// Returns the engine's call that serves this pattern, as results name it.
     pub(crate) fn path(self) -> &'static str {
-        if !self.tickets && self.in_flight == 1 { "read_now" } else { "tickets" }
+        if !self.tickets && self.in_flight == 1 { "blocking" } else { "tickets" }
     }
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn engine_turn(
         let Some(chosen) = selections.next() else { break };
         let begun = Instant::now();
         let view = sequence.select(0, SelectRequest::groups(chosen))?;
-        if pattern.path() == "read_now" {
+        if pattern.path() == "blocking" {
             let batch = store.read(&[&view]).wait()?;
             black_box(batch.get(0)?);
             drop(batch);

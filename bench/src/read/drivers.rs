@@ -18,7 +18,7 @@ use stratakv::{ByteSize, OpenSequence, StoreOptions};
 #[derive(Debug, Serialize)]
 struct DriverResult {
     driver: String,
-    /// `read_now` (the calling thread drives the device; io_uring only) or `tickets` (the shard's thread does).
+    /// `blocking` (the calling thread drives the device; io_uring only) or `tickets` (the shard's thread does).
     path: &'static str,
     block: u64,
     batch: u32,

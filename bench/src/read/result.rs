@@ -32,7 +32,7 @@ pub(crate) struct ReadSetup {
     pub(crate) block: u64,
     pub(crate) batch: u32,
     pub(crate) in_flight: u32,
-    /// `read_now` (the calling thread drives the device) or `tickets` (the shard's thread does).
+    /// `blocking` (the calling thread drives the device) or `tickets` (the shard's thread does).
     pub(crate) path: &'static str,
 }
 

@@ -18,17 +18,17 @@
 //! - Memory depends on the shape alone, never on a length in the stored bytes.
 
 mod block;
+mod compressed_share;
 mod quantise;
 mod split;
 #[cfg(test)]
 mod tests;
-mod theta;
 
 use crate::error::{Error, ErrorKind, Result};
 pub(crate) use block::BlockCoder;
+pub use compressed_share::{TransferModel, solve_layers, solve_share};
 pub use quantise::error_bound;
 pub use stratakv_format::codec::VALUE_RANGE_CHANNELS;
-pub use theta::{TransferModel, solve_layers, solve_theta};
 
 use stratakv_format::DType;
 

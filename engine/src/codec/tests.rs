@@ -249,13 +249,13 @@ proptest! {
     }
 
     #[test]
-    fn theta_is_no_worse_than_any_share(
+    fn the_solved_share_is_no_worse_than_any_other(
         bytes in 1e5_f64..1e8, bandwidth in 1e8_f64..2e10, ratio in 0.2_f64..1.1, compute in 0.0_f64..0.05,
         decode in 5e8_f64..2e10,
         base in 0.0_f64..0.001,
     ) {
         let model = TransferModel { base_s: base, bytes, bandwidth, ratio, compute_s: compute, decode };
-        let chosen = model.layer_s(solve_theta(&model));
+        let chosen = model.layer_s(solve_share(&model));
         for step in 0..=100 {
             prop_assert!(chosen <= model.layer_s(f64::from(step) / 100.0) * (1.0 + 1e-9));
         }
@@ -275,8 +275,8 @@ proptest! {
             let holds = taken <= own * 1.021 && (encoded >= chosen || own > taken);
             prop_assert!(holds, "{encoded}: {own}, {chosen}: {taken}");
             // A step takes at least as long as the reads or the computation of all layers.
-            let theta = f64::from(encoded) / f64::from(layers.max(1));
-            prop_assert!(own >= model.layer_s(theta) * f64::from(layers) * (1.0 - 1e-9), "{encoded}: {own}");
+            let share = f64::from(encoded) / f64::from(layers.max(1));
+            prop_assert!(own >= model.layer_s(share) * f64::from(layers) * (1.0 - 1e-9), "{encoded}: {own}");
         }
     }
 }
@@ -294,7 +294,7 @@ fn a_step_waits_for_each_layer_that_is_read_too_slowly() {
     assert_eq!(solve_layers(&model, 16), 16);
     // If every layer gave the same share, three quarters would suffice here, but twelve of sixteen layers do not.
     let model = TransferModel { compute_s: 4.4e-3, ..model };
-    let share = solve_theta(&model);
+    let share = solve_share(&model);
     assert!((0.7..0.75).contains(&share), "{share}");
     assert_eq!(solve_layers(&model, 16), 16);
     let idle = TransferModel { compute_s: 1.0, ..model };

@@ -122,7 +122,7 @@ struct ExportReader<R> {
 
 /// The properties that the next piece must have.
 #[derive(Clone, Copy, Default)]
-struct Expected {
+struct ExpectedPiece {
     kind: u16,
     layer: usize,
     first: u64,
@@ -160,7 +160,7 @@ impl<R: Read> ExportReader<R> {
     }
 
     /// Reads the next piece, which must be this one. Its bytes are in [`Self::bytes`] then.
-    fn next(&mut self, layout: Option<&Layout>, expected: &Expected) -> Result<Verified<PieceHeader>> {
+    fn next(&mut self, layout: Option<&Layout>, expected: &ExpectedPiece) -> Result<Verified<PieceHeader>> {
         let start = self.at;
         let mut front = [0; size_of::<PieceHeader>()];
         self.fill(&mut front)?;
@@ -170,7 +170,7 @@ impl<R: Read> ExportReader<R> {
         let piece = header.piece();
         let found = (piece.kind, usize::from(piece.layer), piece.first);
         if found != (expected.kind, expected.layer, expected.first) {
-            let Expected { kind, layer, first, .. } = expected;
+            let ExpectedPiece { kind, layer, first, .. } = expected;
             let text = format!("a piece of kind {kind}, layer {layer}, from {first} on is due, not {found:?}");
             return Err(damaged(start, text));
         }
@@ -271,8 +271,8 @@ impl<R: Read> ExportReader<R> {
 }
 
 /// Returns the expectation of a piece that is not a part of a layer.
-fn plain(kind: u16, bytes: u32) -> Expected {
-    Expected { kind, bytes: Some(bytes as usize), ..Expected::default() }
+fn plain(kind: u16, bytes: u32) -> ExpectedPiece {
+    ExpectedPiece { kind, bytes: Some(bytes as usize), ..ExpectedPiece::default() }
 }
 
 fn import(store: &Store, reader: impl Read, layout: &KvLayout, options: ImportOptions) -> Result<Sequence> {
@@ -328,7 +328,8 @@ fn import_token_ids(
 ) -> Result<()> {
     let mut ids = 0;
     while ids < count {
-        let expected = Expected { kind: PIECE_TOKEN_IDS, first: ids, tokens: count - ids, ..Expected::default() };
+        let expected =
+            ExpectedPiece { kind: PIECE_TOKEN_IDS, first: ids, tokens: count - ids, ..ExpectedPiece::default() };
         let header = file.next(Some(layout), &expected)?;
         let bytes = &file.bytes()[..header.bytes.get() as usize];
         let some: Vec<u32> = bytes.as_chunks::<4>().0.iter().map(|id| u32::from_le_bytes(*id)).collect();
@@ -353,8 +354,13 @@ fn import_layer(
     let mut next = 0;
     let mut summaries = Vec::new();
     while next < sealed {
-        let expected =
-            Expected { kind: PIECE_GROUPS, layer: at, first: next, tokens: sealed - next, ..Expected::default() };
+        let expected = ExpectedPiece {
+            kind: PIECE_GROUPS,
+            layer: at,
+            first: next,
+            tokens: sealed - next,
+            ..ExpectedPiece::default()
+        };
         let start = file.at;
         let header = file.next(Some(layout), &expected)?;
         let bytes = &file.bytes()[..header.bytes.get() as usize];
@@ -371,7 +377,7 @@ fn import_layer(
         }
         let count = u64::from(header.tokens.get());
         if has_summary {
-            let expected = Expected { kind: PIECE_SUMMARY, tokens: count, whole: true, ..expected };
+            let expected = ExpectedPiece { kind: PIECE_SUMMARY, tokens: count, whole: true, ..expected };
             let start = file.at;
             let header = file.next(Some(layout), &expected)?;
             let element = sequence.stored_summaries(at, next / group..(next + count) / group, &mut summaries)?;
@@ -385,7 +391,7 @@ fn import_layer(
     }
     if tokens > sealed {
         let (first, left) = (sealed, tokens - sealed);
-        let expected = Expected { kind: PIECE_TAIL, layer: at, first, tokens: left, whole: true, bytes: None };
+        let expected = ExpectedPiece { kind: PIECE_TAIL, layer: at, first, tokens: left, whole: true, bytes: None };
         let start = file.at;
         let header = file.next(Some(layout), &expected)?;
         let (key, _) = tail_plane_bytes(&geometry, layout.dtype, left as usize);

@@ -1,4 +1,4 @@
-//! I/O: everything that touches the operating system. It knows nothing of frames, segments or sequences.
+//! I/O: everything that touches a device. It knows nothing of frames, segments or sequences.
 //!
 //! ```text
 //!   log, read, sequence, maintenance      callers

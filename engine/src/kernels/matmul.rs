@@ -61,6 +61,7 @@ fn product(c: &mut [f32], a: &[f32], b: &[f32], (k, n): (usize, usize), rows: im
 }
 
 #[inline(always)]
+#[expect(clippy::too_many_arguments, reason = "a struct would be built for each block")]
 fn add_block<const R: usize>(
     c: &mut [f32],
     a: &[f32],

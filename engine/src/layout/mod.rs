@@ -10,7 +10,7 @@ mod tensor;
 
 pub use geometry::{KvLayout, KvLayoutBuilder, LayerSpec};
 pub(crate) use geometry::{is_encoded, part_groups};
-pub(crate) use placement::{Candidate, Placed};
+pub(crate) use placement::{Candidate, PlacedBytes};
 pub use tensor::{Element, TensorView};
 
 pub use stratakv_format::rope::{Rope, RopePairing, RopeScaling};

@@ -19,13 +19,13 @@ pub(crate) struct Candidate {
 
 /// The bytes of each layer on each device that a sequence has placed since it was opened.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Placed {
+pub(crate) struct PlacedBytes {
     devices: usize,
     /// `[layer][device]`.
     bytes: Vec<u64>,
 }
 
-impl Placed {
+impl PlacedBytes {
     pub(crate) fn new(layers: usize, devices: usize) -> Self {
         Self { devices, bytes: vec![0; layers * devices] }
     }
@@ -107,8 +107,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn place(weights: &[f64], frames: impl Iterator<Item = Vec<(usize, u64)>>, layers: usize) -> Placed {
-        let mut placed = Placed::new(layers, weights.len());
+    fn place(weights: &[f64], frames: impl Iterator<Item = Vec<(usize, u64)>>, layers: usize) -> PlacedBytes {
+        let mut placed = PlacedBytes::new(layers, weights.len());
         let candidates: Vec<_> = weights.iter().map(|&weight| Candidate { weight, open: true }).collect();
         for (pointer, parts) in frames.enumerate() {
             let device = placed.order(&candidates, &parts, pointer)[0];
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn sequences_start_on_different_devices() {
         let candidates = [Candidate { weight: 1.0, open: true }; 3];
-        let empty = Placed::new(1, 3);
+        let empty = PlacedBytes::new(1, 3);
         let first: Vec<_> = (0..6).map(|pointer| empty.order(&candidates, &[(0, 1)], pointer)[0]).collect();
         assert_eq!(first, [0, 1, 2, 0, 1, 2]);
         let closed = [candidates[0], Candidate { open: false, ..candidates[1] }, candidates[2]];
@@ -141,7 +141,7 @@ mod tests {
     fn every_pair_of_devices_has_copies_of_the_same_frames() {
         let candidates = [Candidate { weight: 1.0, open: true }; 4];
         for uneven in [0, 7] {
-            let mut placed = Placed::new(1, 4);
+            let mut placed = PlacedBytes::new(1, 4);
             let mut firsts = [0; 4];
             let mut pairs = std::collections::BTreeMap::new();
             for pointer in 0..240 {

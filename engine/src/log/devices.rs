@@ -12,7 +12,7 @@ use super::suspect_copies::SuspectCopies;
 use crate::cache::BlockCache;
 use crate::error::{Error, ErrorKind, Result};
 use crate::events::event;
-use crate::io::buffer::arena::{Arena, Exhausted};
+use crate::io::buffer::arena::{Arena, LeaseError};
 use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
 use crate::io::file::cached_file::{CachedFile, FdCache};
@@ -203,7 +203,7 @@ impl Devices {
             let seen = self.arena.returned().epoch();
             match self.arena.lease_zeroed(bytes) {
                 Ok(lease) => return Ok(lease),
-                Err(Exhausted::Now) => {
+                Err(LeaseError::Now) => {
                     if !self.arena.returned().wait_past(seen, Some(deadline)) {
                         let text = format!(
                             "no buffer of {bytes} bytes within memory_limit: reads or selections hold it all; drop \
@@ -321,14 +321,14 @@ impl Devices {
 }
 
 /// Returns the error for a buffer that cannot be leased.
-pub(crate) fn exhausted(why: Exhausted, bytes: usize) -> Error {
+pub(crate) fn exhausted(why: LeaseError, bytes: usize) -> Error {
     match why {
-        Exhausted::Now => Error::new(ErrorKind::Busy, format!("no buffer of {bytes} bytes is free at the moment")),
-        Exhausted::Never => Error::new(
+        LeaseError::Now => Error::new(ErrorKind::Busy, format!("no buffer of {bytes} bytes is free at the moment")),
+        LeaseError::Never => Error::new(
             ErrorKind::MemoryLimit,
             format!("a buffer of {bytes} bytes can never fit within memory_limit; raise memory_limit"),
         ),
-        Exhausted::System => {
+        LeaseError::System => {
             Error::new(ErrorKind::MemoryLimit, format!("the system has no memory for a buffer of {bytes} bytes"))
         }
     }

@@ -34,7 +34,7 @@ pub(super) struct SummaryPart {
     pub(super) layer: usize,
     pub(super) first_group: u64,
     pub(super) groups: usize,
-    pub(super) what: Recorded,
+    pub(super) what: SummaryRecordKind,
     /// The records, behind their header if they have one.
     pub(super) pieces: Vec<RecordBytes>,
 }
@@ -64,7 +64,7 @@ impl RecordBytes {
 
 /// The kind of the records of a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Recorded {
+pub(super) enum SummaryRecordKind {
     /// Minima and maxima, of this element type.
     MinMax(DType),
     /// The records of a selector's summary.
@@ -147,7 +147,7 @@ impl FrameBuilder {
         self.front_bytes += run.groups * planes * 8 + 2 * size_of::<Descriptor>();
         if let Some((element, groups, pieces)) = summary.filter(|(_, groups, _)| *groups > 0) {
             self.front_bytes += pieces.iter().map(|piece| piece.bytes().len()).sum::<usize>().next_multiple_of(8);
-            self.summaries_of(&run, groups, Recorded::MinMax(element), &[]).pieces.extend(pieces);
+            self.summaries_of(&run, groups, SummaryRecordKind::MinMax(element), &[]).pieces.extend(pieces);
         }
         self.runs.push(run);
     }
@@ -158,7 +158,7 @@ impl FrameBuilder {
         let Some(run) = self.runs.last().map(Arc::clone) else { return };
         let header = stored.header(adapter);
         self.front_bytes += records.len().next_multiple_of(8);
-        let part = self.summaries_of(&run, groups, Recorded::Stored(stored), header.as_bytes());
+        let part = self.summaries_of(&run, groups, SummaryRecordKind::Stored(stored), header.as_bytes());
         part.pieces.push(RecordBytes::Made(records));
     }
 
@@ -166,7 +166,13 @@ impl FrameBuilder {
     pub(crate) const STORED_OVERHEAD: usize = size_of::<SummaryHeader>() + size_of::<Descriptor>() + 16;
 
     /// Returns the records that the first groups of a run continue, or new ones behind `header`.
-    fn summaries_of(&mut self, run: &GroupBuffer, groups: usize, what: Recorded, header: &[u8]) -> &mut SummaryPart {
+    fn summaries_of(
+        &mut self,
+        run: &GroupBuffer,
+        groups: usize,
+        what: SummaryRecordKind,
+        header: &[u8],
+    ) -> &mut SummaryPart {
         let goes_on = |part: &SummaryPart| {
             part.layer == run.layer && part.what == what && part.first_group + part.groups as u64 == run.first_group
         };

@@ -3,7 +3,7 @@
 use super::device::Device;
 use super::device_set::with_heirs;
 use super::devices::Devices;
-use crate::layout::{Candidate, Placed};
+use crate::layout::{Candidate, PlacedBytes};
 use crate::metrics::lock;
 use stratakv_format::DeviceIndex;
 use stratakv_format::manifest::Member;
@@ -39,7 +39,7 @@ impl Devices {
     }
 
     /// Returns the devices for a frame of these parts, the best first. `parts` are layers with their bytes.
-    pub(crate) fn order(&self, placed: &Placed, parts: &[(usize, u64)], pointer: usize) -> Vec<DeviceIndex> {
+    pub(crate) fn order(&self, placed: &PlacedBytes, parts: &[(usize, u64)], pointer: usize) -> Vec<DeviceIndex> {
         let candidate = |index| match self.list.get(index) {
             Some(device) if device.takes_frames() => Candidate { weight: device.weight(), open: true },
             _ => Candidate { weight: 1.0, open: false },

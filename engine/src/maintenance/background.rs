@@ -16,7 +16,7 @@
 //! Lock order: `evicting`, `removals` and `cleaning` are taken before the catalog, and the catalog before the
 //! allocator. No maintenance lock is held while an observer is notified, because an observer may use the store.
 
-use super::clean::{Cleaned, clean, clean_at};
+use super::clean::{CleaningResult, clean, clean_at};
 use super::evict::{evict, evict_silently, expire, next_expiry_ms, notify_observers};
 use crate::catalog::SegmentKey;
 use crate::error::{Error, ErrorKind, Result};
@@ -59,7 +59,7 @@ pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
     if available(inner) > before {
         return Ok(true);
     }
-    let mut cleaned = Cleaned::default();
+    let mut cleaned = CleaningResult::default();
     for _ in 0..4 {
         let round = clean(inner, LIVE_SHARE_URGENT, 1)?;
         cleaned.segments += round.segments;
@@ -99,7 +99,7 @@ fn seal_wasted(inner: &StoreInner) {
 ///
 /// # Errors
 /// A commit failed.
-pub(crate) fn run_due(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
+pub(crate) fn run_due(inner: &Arc<StoreInner>, background: bool) -> Result<CleaningResult> {
     inner.committer.check()?;
     lock(&inner.space).retry();
     // First, because an append may need the segment before the rest is done.
@@ -114,8 +114,8 @@ pub(crate) fn run_due(inner: &Arc<StoreInner>, background: bool) -> Result<Clean
 }
 
 /// Cleans until more than the threshold of segments is free, or nothing more can be cleaned.
-fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<Cleaned> {
-    let mut done = Cleaned::default();
+fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<CleaningResult> {
+    let mut done = CleaningResult::default();
     // This ends, because cleaning stops when it gains nothing.
     loop {
         let (free, all) = {
@@ -172,8 +172,8 @@ fn evict_to_watermark(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Res
 ///
 /// # Errors
 /// A commit failed.
-pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<Cleaned> {
-    let mut done = Cleaned::default();
+pub(crate) fn clean_all(inner: &Arc<StoreInner>) -> Result<CleaningResult> {
+    let mut done = CleaningResult::default();
     // Each round frees at least one segment, so the number of files bounds the rounds.
     let rounds = lock(&inner.space).files();
     for _ in 0..=rounds {
@@ -227,7 +227,7 @@ fn shrink_to_capacity(inner: &Arc<StoreInner>, events: &mut Vec<Evicted>) -> Res
         }
         rounds_left = if over < least { SHRINK_ROUNDS } else { rounds_left.saturating_sub(1) };
         least = least.min(over);
-        let cleaned = if rounds_left > 0 { clean(inner, LIVE_SHARE_URGENT, 1)? } else { Cleaned::default() };
+        let cleaned = if rounds_left > 0 { clean(inner, LIVE_SHARE_URGENT, 1)? } else { CleaningResult::default() };
         if cleaned.segments > 0 || evict_silently(inner, over.min(segment), events)? > 0 {
             stuck = false;
         } else if !stuck {

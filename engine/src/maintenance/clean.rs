@@ -17,7 +17,7 @@
 //! Source of the victim score: Rosenblum and Ousterhout, "The design and implementation of a log-structured file
 //! system" (SOSP 1991), sections 3.4 and 3.5, with a constant added to the age.
 
-use super::frame_copy::{Copied, CopySource, copy};
+use super::frame_copy::{CopySource, UnnamedCopy, copy};
 use crate::catalog::{Catalog, FrameMeta, SegmentKey, SegmentState};
 use crate::error::{ErrorKind, Result};
 use crate::events::span;
@@ -30,7 +30,7 @@ use stratakv_format::{FrameId, PAGE_BYTES};
 
 /// The result of cleaning: segments emptied, and frames and bytes moved.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Cleaned {
+pub(crate) struct CleaningResult {
     pub(crate) segments: u64,
     pub(crate) frames: u64,
     pub(crate) bytes: u64,
@@ -74,7 +74,7 @@ fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator) -> Ve
 /// # Errors
 /// A commit failed. Frames that are damaged in every copy, and frames that find no space, stay where they are and are
 /// no error.
-pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cleaned> {
+pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<CleaningResult> {
     let _urgent = inner.background.urgent();
     clean_at(inner, share, segments, true)
 }
@@ -83,10 +83,10 @@ pub(crate) fn clean(inner: &StoreInner, share: f64, segments: u64) -> Result<Cle
 ///
 /// # Errors
 /// As for [`clean`].
-pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64, urgent: bool) -> Result<Cleaned> {
+pub(super) fn clean_at(inner: &StoreInner, share: f64, segments: u64, urgent: bool) -> Result<CleaningResult> {
     let mut progress = lock(&inner.locks.cleaning);
     let _span = span!("clean");
-    let mut done = Cleaned::default();
+    let mut done = CleaningResult::default();
     let usable = u64::from(inner.devices.identity.segment_pages - 2);
     let (list, candidates, dead) = {
         let catalog = lock(&inner.catalog);
@@ -156,8 +156,8 @@ fn move_frames(
     frames: &[(FrameId, FrameMeta)],
     (start, before): (Instant, u64),
     opened: &mut u64,
-) -> Result<Cleaned> {
-    let mut done = Cleaned::default();
+) -> Result<CleaningResult> {
+    let mut done = CleaningResult::default();
     let from = {
         let catalog = lock(&inner.catalog);
         let Some(meta) = catalog.segments.get(&key).filter(|meta| meta.state == SegmentState::Sealed) else {
@@ -187,7 +187,7 @@ fn move_frames(
             bad.for_each(|source| inner.devices.suspects.add_at(*id, source.segment().0));
         }
         match copied {
-            Ok(Copied { location, header_crc, flight }) => {
+            Ok(UnnamedCopy { location, header_crc, flight }) => {
                 // The first frame of a segment is behind its header page.
                 *opened += u64::from(location.page == 1);
                 done.frames += 1;

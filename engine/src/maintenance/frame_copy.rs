@@ -36,7 +36,7 @@ use zerocopy::little_endian::{U32, U64};
 const CHUNK_BYTES: usize = 1 << 20;
 
 /// A copy that was written and that no commit names yet.
-pub(super) struct Copied {
+pub(super) struct UnnamedCopy {
     pub(super) location: Location,
     pub(super) header_crc: u32,
     pub(super) flight: Flight,
@@ -121,7 +121,7 @@ pub(super) fn copy(
     id: FrameId,
     sources: &[CopySource],
     device: DeviceIndex,
-) -> Result<Copied> {
+) -> Result<UnnamedCopy> {
     let (mut copy, front, _account) = begin(devices, id, sources)?;
     let (location, flight) = allocate(devices, space, device, Writer::Cleaning, copy.from.meta.location.pages)?;
     let to = Arc::clone(flight.segment());
@@ -131,7 +131,7 @@ pub(super) fn copy(
             crate::metrics::lock(space).abandon(&to);
         }
     })?;
-    Ok(Copied { location, header_crc, flight })
+    Ok(UnnamedCopy { location, header_crc, flight })
 }
 
 /// Reads and verifies the front of a frame from the first source that has a good one.
@@ -239,7 +239,15 @@ impl CopyJob<'_> {
         Err(self.damaged("frame-header", 0, bytes, "the header of another frame".into()))
     }
 
-    fn check(&self, descriptor: &Descriptor, first: u64, tokens: u32, plane: u16, data: &[u8], stored: u64) -> bool {
+    /// Returns whether `data` has the checksum `stored` of a plane of `tokens` tokens from `first` on.
+    fn check(
+        &self,
+        descriptor: &Descriptor,
+        (first, tokens): (u64, u32),
+        plane: u16,
+        data: &[u8],
+        stored: u64,
+    ) -> bool {
         let (kind, layer) = (descriptor.kind.get(), descriptor.layer.get());
         let identity = PlaneIdentity::new(self.from.meta.nonce, self.from.meta.origin, kind, layer, first, tokens)
             .with_plane(plane);
@@ -266,7 +274,7 @@ impl CopyJob<'_> {
             for (plane, data) in planes.into_iter().flatten().enumerate() {
                 let (first, tokens) = (descriptor.first_token.get(), descriptor.tokens.get());
                 let stored = stored.get(plane).ok_or_else(bad)?.get();
-                if !self.check(descriptor, first, tokens, plane as u16, data, stored) {
+                if !self.check(descriptor, (first, tokens), plane as u16, data, stored) {
                     return Err(bad());
                 }
             }
@@ -429,8 +437,9 @@ impl CopyJob<'_> {
                 let start = geometry.block_offset(block) - base + start;
                 let data = bytes.get(start..start + len).unwrap_or_default();
                 let stored = stored.get(block * planes + plane);
-                stored
-                    .is_some_and(|stored| self.check(descriptor, token, group as u32, plane as u16, data, stored.get()))
+                stored.is_some_and(|stored| {
+                    self.check(descriptor, (token, group as u32), plane as u16, data, stored.get())
+                })
             })
         };
         Ok(blocks.iter().copied().filter(|block| !is_good(*block)).collect())

@@ -14,7 +14,7 @@ mod frame_copy;
 mod repair;
 
 pub(crate) use background::{clean_all, make_room, run, run_due, shrink};
-pub(crate) use clean::Cleaned;
+pub(crate) use clean::CleaningResult;
 pub(crate) use evict::expire;
 pub(crate) use repair::Repair;
 pub use repair::RepairReport;

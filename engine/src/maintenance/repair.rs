@@ -16,7 +16,7 @@
 //!
 //! Callers: the maintenance thread ([`Repair::once`]) and the store's repair functions ([`Repair::all`]).
 
-use super::frame_copy::{Copied, CopySource, copy, verify};
+use super::frame_copy::{CopySource, UnnamedCopy, copy, verify};
 use crate::catalog::{COPIES_MAX, FrameMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::coverage;
@@ -269,7 +269,7 @@ fn repair_frame(
         if now.iter().any(|(at, _)| at.device == device) {
             continue;
         }
-        let Copied { location, header_crc, flight } = match duplicate(inner, id, &meta, &sources, device) {
+        let UnnamedCopy { location, header_crc, flight } = match duplicate(inner, id, &meta, &sources, device) {
             Ok(Some(copied)) => copied,
             Err(e) if e.kind() == ErrorKind::Closed => return Err(e),
             // This device has no space; another one may have.
@@ -319,7 +319,7 @@ fn duplicate(
     meta: &FrameMeta,
     places: &[CopyPlace],
     device: DeviceIndex,
-) -> Result<Option<Copied>> {
+) -> Result<Option<UnnamedCopy>> {
     let (mut sources, mut failed) = (Vec::new(), None);
     for place in places {
         match source(inner, meta, *place) {

@@ -58,7 +58,7 @@ pub(crate) fn plan(views: &[Arc<SelectionInner>], urgency: ReadPriority<'_>, spr
             let units = start..(start + per_part).min(view.units.len());
             let copies: Vec<u8> = copies.by_ref().take(units.len()).collect();
             let held = &held[units.clone()];
-            let mut part = plan_part(index, view, units, held, &copies, urgency, spread);
+            let mut part = plan_part(index, view, (units, held), &copies, urgency, spread);
             for (nth, held) in held.iter().enumerate() {
                 if let Some(BlockHit::Shared { view, unit }) = held {
                     part.shared.push((nth, origin(*view, *unit)));
@@ -135,8 +135,7 @@ fn choose_copies(
 fn plan_part(
     index: usize,
     view: &SelectionInner,
-    units: Range<usize>,
-    held: &[Option<BlockHit>],
+    (units, held): (Range<usize>, &[Option<BlockHit>]),
     copies: &[u8],
     urgency: ReadPriority<'_>,
     spread: &DeviceLoads,

@@ -49,7 +49,7 @@ pub fn attend_with(
     if !Arc::ptr_eq(blocks.view, &view.inner) {
         return Err(wrong_view(0));
     }
-    let mut attending = Attending::new(query, &view.inner, options)?;
+    let mut attending = SelectionAttention::new(query, &view.inner, options)?;
     for part in blocks.parts() {
         attending.part(&part.part, part.buffer.as_deref())?;
     }
@@ -57,7 +57,7 @@ pub fn attend_with(
 }
 
 /// Attention to a selection, part by part.
-pub(super) struct Attending<'a> {
+pub(super) struct SelectionAttention<'a> {
     view: &'a SelectionInner,
     query: Query,
     total: Partial,
@@ -73,7 +73,7 @@ pub(super) struct Attending<'a> {
     decoded: Vec<u8>,
 }
 
-impl<'a> Attending<'a> {
+impl<'a> SelectionAttention<'a> {
     pub(super) fn new(query: &[f32], view: &'a SelectionInner, options: &AttendOptions) -> Result<Self> {
         let layer = view.layout.kv_layer(view.layer)?;
         let key_dim = usize::from(layer.key_dim);

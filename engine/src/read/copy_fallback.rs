@@ -1,6 +1,6 @@
 //! Falling back to other copies: for reads that failed and for blocks with a wrong checksum.
 //!
-//! Copies are tried one after the other: the own one first, then those on sound devices with the shortest queues.
+//! Copies are tried one after the other: the planned one first, then those on sound devices with the shortest queues.
 
 use super::block_reader::{BlockReader, CopyFault, first_good, read_request};
 use crate::catalog::FrameBody;
@@ -55,7 +55,7 @@ struct CopyRetry<'a> {
     error: Error,
 }
 
-/// Counts that another copy gave what this copy did not, and marks this one as a suspect.
+/// Counts a read that another copy answered, and marks this copy as suspect.
 pub(super) fn given_elsewhere(devices: &Devices, frame: &FrameBody, copy: usize) {
     devices.suspects.add(frame, copy);
     devices.count_other_copy(frame.copy(copy).0.key.0);
@@ -91,6 +91,17 @@ fn read_copies(
     BlockReader::demand(devices).until(deadline).submit(requests)?.wait_each()
 }
 
+/// Bytes of a frame to read again, because what was read is damaged.
+pub(super) struct Reread<'a> {
+    pub(super) devices: &'a Devices,
+    pub(super) frame: &'a Arc<FrameBody>,
+    /// The copy that was read.
+    pub(super) copy: u8,
+    /// The offset in the frame, and the length.
+    pub(super) place: (u64, usize),
+    pub(super) deadline: Option<Instant>,
+}
+
 /// Reads a block again until it is good: once from its own copy, then from the others. Returns whether it is good.
 ///
 /// `range` of the buffer is read, and `block` of it is kept. The rest is unchanged, because it may be verified
@@ -99,15 +110,12 @@ fn read_copies(
 /// # Errors
 /// The last copy could not be read, or the deadline passed.
 pub(super) fn until_good(
-    devices: &Devices,
-    read: &PlannedRead,
-    frame: &Arc<FrameBody>,
-    (offset, bytes): (u64, usize),
+    reread: &Reread<'_>,
     (buffer, range, block): (&mut Lease, &Range<usize>, &Range<usize>),
-    deadline: Option<Instant>,
     is_bad: &dyn Fn(&Lease) -> bool,
 ) -> Result<bool> {
-    let own = usize::from(read.copy);
+    let Reread { devices, frame, place: (offset, bytes), deadline, .. } = *reread;
+    let own = usize::from(reread.copy);
     let kept = buffer.bytes().and_then(|bytes| bytes.get(range.clone())).unwrap_or_default().to_vec();
     let reader = BlockReader::demand(devices).until(deadline);
     let mut last = Ok(false);

@@ -12,7 +12,7 @@
 //! - Dropping the ticket cancels requests that were not submitted. A buffer in flight returns to the arena with its
 //!   last request.
 
-use super::attend::{AttendOptions, Attending};
+use super::attend::{AttendOptions, SelectionAttention};
 use super::batch::{PartBuffer, ReadBatch};
 use super::block_reader::{DeviceBatches, submit_batches};
 use super::errors::wrong_view;
@@ -23,7 +23,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::events::span;
 use crate::io::buffer::PAGE_BYTES;
 use crate::io::buffer::SLAB_BYTES;
-use crate::io::buffer::arena::{Arena, Exhausted};
+use crate::io::buffer::arena::{Arena, LeaseError};
 use crate::io::buffer::lease::Lease;
 use crate::io::buffer::region::ReadRegion;
 use crate::io::scheduler::{Batch, Priority, Request, Sink, ThreadRingBatch};
@@ -143,7 +143,7 @@ impl ReadTicket {
     }
 
     /// Reads on the calling thread if it can drive the devices itself, otherwise through their threads, and waits.
-    pub(crate) fn read_now(devices: Arc<Devices>, views: Vec<Arc<SelectionInner>>) -> Result<ReadBatch> {
+    pub(crate) fn read_blocking(devices: Arc<Devices>, views: Vec<Arc<SelectionInner>>) -> Result<ReadBatch> {
         let _span = span!("read");
         let arena = devices.arena.clone();
         let mut ticket = Self::prepare(Arc::clone(&devices), views, ReadPriority::Demand(None), (arena, false))?;
@@ -236,7 +236,7 @@ impl ReadTicket {
                 places.for_each(|(buffer, _)| *buffer = leases.next().map(Arc::new));
                 Ok(true)
             }
-            Err(Exhausted::Now) => Ok(false),
+            Err(LeaseError::Now) => Ok(false),
             Err(other) => Err(exhausted(other, lens.into_iter().max().unwrap_or_default())),
         }
     }
@@ -489,7 +489,7 @@ impl ReadTicket {
             _ => return Err(wrong_view(index)),
         }
         self.submit_by(None)?;
-        let mut attending = Attending::new(query, &view.inner, options)?;
+        let mut attending = SelectionAttention::new(query, &view.inner, options)?;
         for at in 0..self.parts.len() {
             if self.parts[at].view != index {
                 continue;

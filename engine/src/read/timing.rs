@@ -30,8 +30,8 @@ impl Times {
     }
 
     /// Counts the time until the guard is dropped.
-    pub(super) fn wait(&self) -> Waiting<'_> {
-        Waiting { times: self, since: Instant::now() }
+    pub(super) fn wait(&self) -> WaitTimer<'_> {
+        WaitTimer { times: self, since: Instant::now() }
     }
 
     /// Returns the submission and the end of the last part that has ended, or none before submission.
@@ -46,12 +46,12 @@ impl Times {
 }
 
 /// Counts the time it lives as waiting.
-pub(super) struct Waiting<'a> {
+pub(super) struct WaitTimer<'a> {
     times: &'a Times,
     since: Instant,
 }
 
-impl Drop for Waiting<'_> {
+impl Drop for WaitTimer<'_> {
     fn drop(&mut self) {
         self.times.waited_ns.fetch_add(nanoseconds(self.since), Ordering::Relaxed);
     }

@@ -3,7 +3,7 @@
 //! A block with a wrong checksum is read again, once from its own copy and then from the others. If all fail, the error
 //! names its place.
 
-use super::copy_fallback;
+use super::copy_fallback::{self, Reread};
 use super::errors::not_there;
 use crate::catalog::FrameBody;
 use crate::error::{Corruption, Error, ErrorKind, Result};
@@ -54,19 +54,11 @@ pub(super) fn part(
         let range = start..start + (readable.end - readable.start) as usize;
         let read = part.reads.iter().find(|read| (read.to..read.to + read.bytes).contains(at));
         let read = read.ok_or_else(|| not_there(&format!("read for group {}", unit.group)))?;
-        let place = (*offset, bytes);
+        let reread = Reread { devices, frame, copy: read.copy, place: (*offset, bytes), deadline };
         let is_bad = |buffer: &Lease| bad(buffer).is_some();
         devices.count_checksum_failures(read.segment.key.0, 1);
         if !planted!(NotReadAgain)
-            && copy_fallback::until_good(
-                devices,
-                read,
-                frame,
-                place,
-                (&mut *buffer, &range, &(*at..at + bytes)),
-                deadline,
-                &is_bad,
-            )?
+            && copy_fallback::until_good(&reread, (&mut *buffer, &range, &(*at..at + bytes)), &is_bad)?
         {
             continue;
         }
@@ -188,7 +180,6 @@ fn records_are_good(
     }
     let Some(read) = part.reads.first() else { return Ok(false) };
     devices.count_checksum_failures(read.segment.key.0, 1);
-    let wanted = (section.offset(), bytes);
-    let target = (buffer, &(0..read.bytes), &(*at..at + bytes));
-    copy_fallback::until_good(devices, read, frame, wanted, target, deadline, &is_bad)
+    let reread = Reread { devices, frame, copy: read.copy, place: (section.offset(), bytes), deadline };
+    copy_fallback::until_good(&reread, (buffer, &(0..read.bytes), &(*at..at + bytes)), &is_bad)
 }

@@ -15,4 +15,4 @@ pub(crate) use probe::{
     ProbeResult, ProbedDirectory, SUPERBLOCK_NEW, open_directories, read_devices, read_only_features, read_superblock,
     stale_device,
 };
-pub(crate) use replay::{Replayed, replay};
+pub(crate) use replay::{ManifestState, replay};

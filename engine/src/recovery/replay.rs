@@ -15,7 +15,8 @@
 //!
 //! Invariants:
 //! - A batch that was reported durable is never cut.
-//! - After a cut, or with a damaged copy, [`Replayed::dirty`] makes the store start a new generation before it writes.
+//! - After a cut, or with a damaged copy, [`ManifestState::dirty`] makes the store start a new generation before it
+//!   writes.
 //! - At most `memory` bytes of the manifest are held at a time.
 
 use super::ProbedDirectory;
@@ -43,7 +44,7 @@ const CHUNK_BYTES: usize = 4 << 20;
 const BEHIND_READ_MAX: usize = 4;
 
 /// The state of a store according to its manifest.
-pub(crate) struct Replayed {
+pub(crate) struct ManifestState {
     pub(crate) catalog: Catalog,
     pub(crate) place: ManifestPlace,
     pub(crate) epoch: u64,
@@ -78,7 +79,7 @@ struct ManifestCopy {
 /// [`ErrorKind::Corruption`]: damage in every copy, or records that contradict each other.
 /// [`ErrorKind::Unsupported`]: another version. [`ErrorKind::MemoryLimit`]: the manifest needs more than `memory`
 /// bytes.
-pub(crate) fn replay(found: &[ProbedDirectory], store_id: [u8; 16], memory: usize) -> Result<Replayed> {
+pub(crate) fn replay(found: &[ProbedDirectory], store_id: [u8; 16], memory: usize) -> Result<ManifestState> {
     let newest = found.iter().filter_map(|f| f.slot.as_ref()).max_by_key(|slot| slot.manifest_generation.get());
     let Some(newest) = newest else {
         return Err(Error::new(ErrorKind::Corruption, "open: no superblock names a manifest; see kvfsck check"));
@@ -100,7 +101,7 @@ pub(crate) fn replay(found: &[ProbedDirectory], store_id: [u8; 16], memory: usiz
             None => {
                 check_segments(&replayed.catalog, newest)?;
                 replayed.dirty |= followed;
-                return Ok(Replayed { damaged, ..replayed });
+                return Ok(ManifestState { damaged, ..replayed });
             }
             Some((next, _)) if next <= generation => {
                 let text = format!("open: manifest generation {generation} names the older {next} as its successor");
@@ -137,7 +138,7 @@ fn replay_generation(
     store_id: [u8; 16],
     (generation, nonce): (u64, u64),
     memory: usize,
-) -> Result<Replayed> {
+) -> Result<ManifestState> {
     let wanted = (generation, nonce);
     let naming = || slots.iter().filter(|slot| (slot.manifest_generation.get(), slot.manifest_nonce.get()) == wanted);
     let (mut copies, first_batch, unread) = read_copies(devices, store_id, wanted, memory)?;
@@ -176,7 +177,7 @@ fn replay_generation(
     for (copy, _) in copies.iter().zip(first_bad).filter(|(_, bad)| bad.is_some_and(|bad| bad <= durable)) {
         *damaged_copies.entry(copy.device).or_default() += 1;
     }
-    Ok(Replayed { catalog, place, epoch, dirty, writable, damaged: damaged_copies, held })
+    Ok(ManifestState { catalog, place, epoch, dirty, writable, damaged: damaged_copies, held })
 }
 
 /// One batch as each copy holds it.

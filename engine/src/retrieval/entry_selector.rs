@@ -39,9 +39,9 @@ pub struct EntryRequest<'a> {
 pub struct ChosenEntries {
     /// The tokens of each KV head, in any order; or one list, which counts for all heads. Each token once.
     pub heads: Vec<Vec<u32>>,
-    /// The runs of neighbours among the chosen clusters, in the method's own order of clusters and summed over the
-    /// lists: the requests of a store that keeps clusters in this order. For single tokens, the runs of neighbouring
-    /// tokens.
+    /// The number of runs of neighbours among the chosen clusters, in the method's own order of clusters, summed over
+    /// the lists. A store that keeps clusters in this order would send one request per run. For single tokens, the
+    /// number of runs of neighbouring tokens.
     pub runs: usize,
 }
 

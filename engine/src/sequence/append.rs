@@ -17,7 +17,7 @@ use super::layer::LayerState;
 use super::token_ids::TokenIds;
 use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::Exhausted;
+use crate::io::buffer::arena::LeaseError;
 use crate::io::buffer::lease::Lease;
 use crate::layout::TensorView;
 use crate::log::{FRAMES_IN_FLIGHT, FrameBuilder, WrittenFrame, exhausted};
@@ -169,7 +169,7 @@ impl Sequence {
             let arena = &self.store.devices.arena;
             match if zeroed { arena.lease_zeroed(bytes) } else { arena.lease(bytes) } {
                 Ok(lease) => return Ok(lease),
-                Err(Exhausted::Now) => {}
+                Err(LeaseError::Now) => {}
                 Err(other) => return Err(exhausted(other, bytes)),
             }
             if self.layers.pending_bytes() > 0 && !self.store.committer.is_read_only() {

@@ -18,7 +18,7 @@ use super::referenced_frame::{ForkOrigin, ReferencedFrame, cut_references, merge
 use crate::catalog::{RecordBuffer, SegmentHandle, ref_record, release_record};
 use crate::error::{Error, Result};
 use crate::io::coverage;
-use crate::layout::Placed;
+use crate::layout::PlacedBytes;
 use crate::log::{CommitRequest, FrameBuilder, FrameTarget, SequenceIdentity, StoreInner, WrittenFrame, write_frame};
 use crate::metrics::{Reservation, lock};
 use std::sync::Arc;
@@ -35,7 +35,7 @@ pub(super) struct FrameSet {
     /// Frames that commits of this sequence, or of the one it was forked from, have named.
     named: Vec<ReferencedFrame>,
     /// The bytes of each layer on each device.
-    placed: Placed,
+    placed: PlacedBytes,
     /// The most bytes of a frame.
     limit: usize,
     /// The bytes of groups from which on a frame is written.
@@ -56,13 +56,13 @@ pub(super) struct Landing {
 
 impl FrameSet {
     /// Returns an empty set. `limit` and `target` are in bytes.
-    pub(super) fn new(placed: Placed, (limit, target): (usize, usize), gathered: Reservation) -> Self {
+    pub(super) fn new(placed: PlacedBytes, (limit, target): (usize, usize), gathered: Reservation) -> Self {
         Self { unnamed: Vec::new(), named: Vec::new(), placed, limit, target, gathered, memory: 0 }
     }
 
     /// Returns an empty set for a handle that never writes.
     pub(super) fn snapshot(&self, gathered: Reservation) -> Self {
-        Self::new(Placed::default(), (self.limit, self.target), gathered)
+        Self::new(PlacedBytes::default(), (self.limit, self.target), gathered)
     }
 
     /// Returns the most bytes of a frame.

@@ -21,7 +21,7 @@ use super::token_ids::TokenIds;
 use crate::cache::{BlockCache, CacheStatus};
 use crate::catalog::RecordBuffer;
 use crate::error::{Error, ErrorKind, Result};
-use crate::layout::{KvLayout, Placed};
+use crate::layout::{KvLayout, PlacedBytes};
 use crate::log::{SequenceIdentity, SequenceLock, StoreInner, front_limit};
 use crate::metrics::{Category, Reservation};
 use crate::options::{CacheOptions, Durability, SummaryResidency};
@@ -78,7 +78,7 @@ impl Sequence {
         let layers = LayerSet::new(&store.devices, layout, has_summary, frame_limit)?;
         let selectors = SelectorSet::new(reserve(&store.devices, 0, Category::Summaries)?);
         let gathered = store.gathering()?;
-        let placed = Placed::new(layout.layers(), store.devices.list.slots());
+        let placed = PlacedBytes::new(layout.layers(), store.devices.list.slots());
         let index = reserve(&store.devices, size_of::<Self>() + placed.memory_bytes(), Category::Index)?;
         let frames = FrameSet::new(placed, (frame_limit, frame_target(&store, frame_limit)), gathered);
         let cache = store.cache.clone();

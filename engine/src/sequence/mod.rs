@@ -4,8 +4,7 @@
 //!
 //! | part | file | what it keeps |
 //! |---|---|---|
-//! | `LayerSet`, `LayerState` | `layer_set`, `layer`, `group_builder`, `layer_summaries` | tokens, groups in memory,
-//! places of groups, summaries |
+//! | `LayerSet`, `LayerState` | `layer_set`, `layer`, `group_builder`, `layer_summaries` | tokens, places, summaries |
 //! | `TokenIds` | `token_ids` | token ids, and how many of them frames hold |
 //! | `CallerState` | `caller_state` | the caller's bytes, and the frame with them |
 //! | `FrameSet` | `frame_set` | frames being written, and frames that commits named |

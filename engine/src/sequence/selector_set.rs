@@ -141,7 +141,7 @@ impl SelectorSet {
         kinds.filter_map(|(summary, kind)| kind.stored.map(|adapter| (summary.get(), adapter)))
     }
 
-    /// Takes the memory of all summaries once `layer` has `groups` more, and of `more` bytes.
+    /// Reserves memory for all summaries after `groups` more groups in `layer`, and for `more` bytes beside them.
     ///
     /// # Errors
     /// [`ErrorKind::MemoryLimit`].

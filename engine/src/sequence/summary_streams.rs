@@ -108,8 +108,8 @@ impl Sequence {
         Ok(Arc::new(records))
     }
 
-    /// Returns the sections that are wanted: those that were read ahead, and the rest, for which it waits. Sections
-    /// that no copy has undamaged are left out.
+    /// Returns the sections that are wanted. Waits for those that were not read ahead. Omits sections that are damaged
+    /// in every copy.
     ///
     /// # Errors
     /// [`ErrorKind::Busy`], [`ErrorKind::MemoryLimit`]: no buffers. [`ErrorKind::Io`].

@@ -175,5 +175,5 @@ impl Sequence {
 }
 
 fn endless() -> Error {
-    Error::new(ErrorKind::Busy, "clusters asked for keys without an end")
+    Error::new(ErrorKind::Busy, "clusters: a summary still asks for keys after all rounds of upkeep")
 }

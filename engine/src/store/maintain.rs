@@ -20,8 +20,8 @@ pub struct CleanReport {
     pub bytes: u64,
 }
 
-impl From<maintenance::Cleaned> for CleanReport {
-    fn from(done: maintenance::Cleaned) -> Self {
+impl From<maintenance::CleaningResult> for CleanReport {
+    fn from(done: maintenance::CleaningResult) -> Self {
         Self { segments: done.segments, frames: done.frames, bytes: done.bytes }
     }
 }

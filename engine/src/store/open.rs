@@ -18,7 +18,7 @@ use crate::io::seams::Environment;
 use crate::log::{Devices, GenerationStart, ManifestLog, StoreIdentity, StoreInner, with_heirs};
 use crate::maintenance::{level_epochs, remove_leftovers, settle_generation};
 use crate::options::StoreOptions;
-use crate::recovery::{ProbedDirectory, Replayed, read_only_features, replay, stale_device};
+use crate::recovery::{ManifestState, ProbedDirectory, read_only_features, replay, stale_device};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -126,7 +126,7 @@ fn match_members(found: Vec<ProbedDirectory>, slots: &[Slot], catalog: &Catalog)
 /// The errors of [`missing_members`].
 fn declare_missing(
     options: &StoreOptions,
-    replayed: &mut Replayed,
+    replayed: &mut ManifestState,
     slots: &[Slot],
     known: &mut [MemberDevice],
 ) -> Result<(u64, bool)> {
@@ -155,7 +155,7 @@ fn used_features(catalog: &Catalog) -> u64 {
 fn start_generation(
     options: &StoreOptions,
     devices: &Devices,
-    replayed: &mut Replayed,
+    replayed: &mut ManifestState,
     every_slot: &[Slot],
     (epoch, next_epoch): (u64, u64),
 ) -> Result<ManifestLog> {

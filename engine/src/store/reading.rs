@@ -61,7 +61,7 @@ impl<'a> ReadRequest<'a> {
         if self.prefetch || self.region.is_some() {
             return self.submit()?.wait();
         }
-        ReadTicket::read_now(Arc::clone(&self.store.inner.devices), self.store.own_views(self.selections)?)
+        ReadTicket::read_blocking(Arc::clone(&self.store.inner.devices), self.store.own_views(self.selections)?)
     }
 }
 

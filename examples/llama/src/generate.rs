@@ -14,7 +14,7 @@
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::kv::{Committed, KvCache};
-use crate::model::{Model, Wanted};
+use crate::model::{LogitPositions, Model};
 use crate::sampler::SamplerState;
 
 /// A request for an answer.
@@ -220,7 +220,7 @@ impl Generation<'_> {
         ensure!(length <= limit, "{length} tokens are more than the model's {limit} (max_position_embeddings)");
         let fed: Vec<u32> = owed.into_iter().chain(prompt.iter().copied()).collect();
         let logits = if self.cache.is_empty() {
-            self.model.prefill(&fed, &mut [&mut *self.cache], Wanted::Last, self.progress)?
+            self.model.prefill(&fed, &mut [&mut *self.cache], LogitPositions::Last, self.progress)?
         } else {
             let mut logits = Vec::new();
             for &id in &fed {
@@ -333,7 +333,7 @@ mod tests {
         let next = go(&model, &mut kv, &request(&[4; 10], 3)).unwrap_err().to_string();
         assert!(next.contains("more than the model's 256"), "{next}");
         let mut foreign = cache(&model);
-        model.prefill(&[3, 4], &mut [&mut foreign], Wanted::Nothing, &|_| ()).unwrap();
+        model.prefill(&[3, 4], &mut [&mut foreign], LogitPositions::Nothing, &|_| ()).unwrap();
         foreign.commit(&[3, 4], b"something else").unwrap();
         assert!(go(&model, &mut foreign, &none).unwrap_err().to_string().contains("not written by kvrun"));
         let mut behind = Turn { sampler: SamplerState::greedy(), next: 1, start: u64::MAX, prompt: 2 };

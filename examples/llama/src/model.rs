@@ -33,7 +33,7 @@ const CHUNK_ELEMENTS: usize = 16 << 20;
 
 /// The positions whose logits prefill computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wanted {
+pub enum LogitPositions {
     /// No position, because a decode step follows. The last layer then ends at its keys and values.
     Nothing,
     /// The last position.
@@ -124,7 +124,7 @@ impl Model {
         &self,
         ids: &[u32],
         caches: &mut [&mut dyn KvCache],
-        wanted: Wanted,
+        wanted: LogitPositions,
         progress: &dyn Fn(usize),
     ) -> Result<Vec<f32>> {
         self.check(ids, 0)?;
@@ -146,8 +146,8 @@ impl Model {
             let mut values = Vec::with_capacity(ids.len() * width);
             // The output of the last layer is used for the wanted logits only.
             let needed = match wanted {
-                Wanted::Nothing if i + 1 == self.layers.len() => ids.len(),
-                Wanted::Last if i + 1 == self.layers.len() => ids.len() - 1,
+                LogitPositions::Nothing if i + 1 == self.layers.len() => ids.len(),
+                LogitPositions::Last if i + 1 == self.layers.len() => ids.len() - 1,
                 _ => 0,
             };
             for start in (0..ids.len()).step_by(chunk) {
@@ -158,7 +158,7 @@ impl Model {
                 let qkv = self.project(layer, &x, &rotation, tail - start, dtype)?;
                 keys.extend_from_slice(&qkv.keys);
                 values.extend_from_slice(&qkv.values);
-                if wanted == Wanted::Queries {
+                if wanted == LogitPositions::Queries {
                     caches.iter_mut().for_each(|cache| cache.observe(i, &qkv.queries));
                 }
                 if tail < end {
@@ -174,9 +174,9 @@ impl Model {
             }
         }
         match wanted {
-            Wanted::Nothing | Wanted::Queries => Ok(Vec::new()),
-            Wanted::Last => self.logits(&hidden[(ids.len() - 1) * row..]),
-            Wanted::All => self.logits(&hidden),
+            LogitPositions::Nothing | LogitPositions::Queries => Ok(Vec::new()),
+            LogitPositions::Last => self.logits(&hidden[(ids.len() - 1) * row..]),
+            LogitPositions::All => self.logits(&hidden),
         }
     }
 

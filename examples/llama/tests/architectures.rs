@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use candle_core::{Device, Tensor};
 use stratakv_llama::kv::memory::MemoryPolicy;
 use stratakv_llama::kv::{KvDType, MemoryKv};
-use stratakv_llama::model::{Model, Wanted, argmax};
+use stratakv_llama::model::{LogitPositions, Model, argmax};
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/tiny-arch").join(name)
@@ -40,7 +40,7 @@ fn check(name: &str) {
     let new = || MemoryKv::new(model.kv_geometry(KvDType::F32), MemoryPolicy::Full);
 
     let mut kv = new();
-    let got = model.prefill(&prompt, &mut [&mut kv], Wanted::All, &|_| ()).unwrap();
+    let got = model.prefill(&prompt, &mut [&mut kv], LogitPositions::All, &|_| ()).unwrap();
     assert_close(&format!("{name}: prefill"), &got, &logits);
 
     let mut last = got[(prompt.len() - 1) * vocab..].to_vec();
@@ -56,7 +56,7 @@ fn check(name: &str) {
         let got = model.decode(id, &mut kv).unwrap();
         assert_close(&format!("{name}: decode at {t}"), &got, &logits[t * vocab..][..vocab]);
     }
-    let only_last = model.prefill(&prompt, &mut [], Wanted::Last, &|_| ()).unwrap();
+    let only_last = model.prefill(&prompt, &mut [], LogitPositions::Last, &|_| ()).unwrap();
     assert_close(&format!("{name}: last position alone"), &only_last, &logits[(prompt.len() - 1) * vocab..]);
 }
 

@@ -10,12 +10,12 @@ use safetensors::{Dtype, SafeTensors};
 use serde_json::{Map, Value, json};
 use stratakv_llama::kv::memory::MemoryPolicy;
 use stratakv_llama::kv::{KvDType, MemoryKv};
-use stratakv_llama::model::{Model, Wanted};
+use stratakv_llama::model::{LogitPositions, Model};
 
 /// Returns the logits of a prompt by prefill and by decode steps, as bits.
 fn logits(dir: &Path, ids: &[u32]) -> Vec<u32> {
     let model = Model::load(dir).unwrap();
-    let mut logits = model.prefill(ids, &mut [], Wanted::All, &|_| ()).unwrap();
+    let mut logits = model.prefill(ids, &mut [], LogitPositions::All, &|_| ()).unwrap();
     let mut kv = MemoryKv::new(model.kv_geometry(KvDType::F16), MemoryPolicy::Full);
     for &id in &ids[..ids.len().min(20)] {
         logits.extend(model.decode(id, &mut kv).unwrap());

@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use indicatif::ProgressBar;
 use stratakv_llama::kv::memory::MemoryPolicy;
 use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, MemoryKv};
-use stratakv_llama::model::{Model, Wanted, argmax};
+use stratakv_llama::model::{LogitPositions, Model, argmax};
 use stratakv_llama::recall::{self, RecallRun};
 
 fn fixture() -> PathBuf {
@@ -51,7 +51,7 @@ fn logits_keys_and_values_equal_the_reference() {
         let i = entry["i"].as_u64().unwrap();
         let prompt = prompts.iter().find(|p| p.id == entry["id"].as_str().unwrap()).unwrap();
         let mut kv = MemoryKv::new(model.kv_geometry(KvDType::F32), MemoryPolicy::Full);
-        let logits = model.prefill(&prompt.prompt, &mut [&mut kv], Wanted::Last, &|_| ()).unwrap();
+        let logits = model.prefill(&prompt.prompt, &mut [&mut kv], LogitPositions::Last, &|_| ()).unwrap();
         assert!(worst(&logits, &floats(&reference[&format!("p{i}.logits")])) < 2e-4, "logits of {}", prompt.id);
         assert_eq!(argmax(&logits).map(u64::from), entry["argmax"].as_u64());
         for (layer, name) in [(0, "first"), (model.config().layers() - 1, "last")] {
@@ -76,7 +76,7 @@ fn decode_steps_equal_prefill() {
     let model = Model::load(&fixture()).unwrap();
     let prompt = &prompts(1)[0].prompt[..300];
     let vocab = model.config().vocab_size;
-    let all = model.prefill(prompt, &mut [], Wanted::All, &|_| ()).unwrap();
+    let all = model.prefill(prompt, &mut [], LogitPositions::All, &|_| ()).unwrap();
     let mut kv = MemoryKv::new(model.kv_geometry(KvDType::F32), MemoryPolicy::Full);
     for (t, &id) in prompt.iter().enumerate() {
         let logits = model.decode(id, &mut kv).unwrap();
@@ -94,7 +94,7 @@ fn decode_steps_after_a_short_prefill_fill_caches_as_a_full_prefill_does() {
     let filled = |prefill: Option<usize>| {
         let (mut first, mut second, told) = (empty(), empty(), std::cell::Cell::new(0));
         let (ids, tick) = (&prompt.prompt[..200], |n| told.set(told.get() + n));
-        recall::fill(&model, ids, prefill, &mut [&mut first, &mut second], Wanted::Nothing, &tick).unwrap();
+        recall::fill(&model, ids, prefill, &mut [&mut first, &mut second], LogitPositions::Nothing, &tick).unwrap();
         assert_eq!((first.len(), second.len(), told.get()), (200, 200, 200));
         for layer in 0..model.config().layers() {
             assert_eq!(first.keys(layer, 0..200).unwrap(), second.keys(layer, 0..200).unwrap());
@@ -112,7 +112,8 @@ fn decode_steps_after_a_short_prefill_fill_caches_as_a_full_prefill_does() {
     for wrong in [0, 201] {
         let mut cache = empty();
         let ids = &prompt.prompt[..200];
-        let error = recall::fill(&model, ids, Some(wrong), &mut [&mut cache], Wanted::Nothing, &|_| ()).unwrap_err();
+        let error =
+            recall::fill(&model, ids, Some(wrong), &mut [&mut cache], LogitPositions::Nothing, &|_| ()).unwrap_err();
         assert!(error.to_string().contains("gets 200 tokens"), "{error}");
     }
 }
@@ -126,7 +127,7 @@ fn run_in_memory(
     policy: MemoryPolicy,
 ) -> recall::Report {
     let bar = ProgressBar::hidden();
-    let wanted = Wanted::Nothing;
+    let wanted = LogitPositions::Nothing;
     let run = RecallRun { model, prompts, policy: label, prefill: None, questions: None, wanted, bar: &bar };
     run.run(
         || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
@@ -171,13 +172,13 @@ fn the_window_policy_alone_does_not_find_the_answers() {
 #[test]
 fn unknown_tokens_and_too_long_prompts_are_errors() {
     let model = Model::load(&fixture()).unwrap();
-    let refuse = |ids: &[u32]| model.prefill(ids, &mut [], Wanted::Last, &|_| ()).unwrap_err().to_string();
+    let refuse = |ids: &[u32]| model.prefill(ids, &mut [], LogitPositions::Last, &|_| ()).unwrap_err().to_string();
     assert!(refuse(&[]).contains("empty"));
     assert!(refuse(&[1, 256]).contains("token id 256 at position 1"));
     assert!(refuse(&[1; 8193]).contains("8193 tokens are more than the model's 8192"));
     let mut kv = MemoryKv::new(model.kv_geometry(KvDType::F32), MemoryPolicy::Full);
-    model.prefill(&[1, 2, 3], &mut [&mut kv], Wanted::Nothing, &|_| ()).unwrap();
-    let again = model.prefill(&[1], &mut [&mut kv], Wanted::Last, &|_| ()).unwrap_err().to_string();
+    model.prefill(&[1, 2, 3], &mut [&mut kv], LogitPositions::Nothing, &|_| ()).unwrap();
+    let again = model.prefill(&[1], &mut [&mut kv], LogitPositions::Last, &|_| ()).unwrap_err().to_string();
     assert!(again.contains("holds 3 tokens"), "{again}");
     assert!(model.decode(999, &mut kv).is_err());
     assert_eq!(model.decode(4, &mut kv).unwrap().len(), 256);

@@ -7,7 +7,7 @@ use stratakv::Durability;
 use stratakv_llama::kv::backend::{Backend, KvOptions, open};
 use stratakv_llama::kv::memory::MemoryPolicy;
 use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, KvStats, LayerGeometry, MemoryKv};
-use stratakv_llama::model::{Model, Wanted};
+use stratakv_llama::model::{LogitPositions, Model};
 use stratakv_llama::recall::{self, RecallRun};
 
 fn fixture() -> PathBuf {
@@ -42,7 +42,7 @@ fn recall_with(options: &KvOptions, dtype: KvDType, limit: usize) -> (recall::Re
         policy: (options.policy.name(), "1/13"),
         prefill: None,
         questions: None,
-        wanted: if backend.needs_queries() { Wanted::Queries } else { Wanted::Nothing },
+        wanted: if backend.needs_queries() { LogitPositions::Queries } else { LogitPositions::Nothing },
         bar: &bar,
     };
     let report = run
@@ -125,7 +125,7 @@ fn answers_with(options: KvOptions) -> (Vec<Vec<f32>>, KvStats) {
     for prompt in prompts.iter().take(1) {
         let mut cache = backend.create(&prompt.id).unwrap();
         let ids = &prompt.prompt[..prompt.query_start];
-        model.prefill(ids, &mut [&mut cache], Wanted::Nothing, &|_| {}).unwrap();
+        model.prefill(ids, &mut [&mut cache], LogitPositions::Nothing, &|_| {}).unwrap();
         cache.commit(ids, b"").unwrap();
         let before = cache.stats().bytes_read;
         logits.extend(recall::answer(&model, prompt, &mut cache).unwrap().logits);

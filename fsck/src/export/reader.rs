@@ -8,7 +8,7 @@ use stratakv_format::Unverified;
 use stratakv_format::export::{PIECE_GROUPS, PIECE_SUMMARY, PIECE_TAIL, PieceHeader, piece_checksum};
 
 /// The end of a check whose next piece cannot be found. The cause is among the findings.
-pub(super) struct Stopped;
+pub(super) struct CheckEnd;
 
 /// A piece whose header is valid.
 pub(super) struct ReadPiece {
@@ -87,13 +87,13 @@ impl<'a, R: Read> PieceReader<'a, R> {
     }
 
     /// Reports damage from `at` to the current offset, and returns the error that ends the check.
-    pub(super) fn stop(&self, code: Code, text: impl Into<String>, at: u64) -> Stopped {
+    pub(super) fn stop(&self, code: Code, text: impl Into<String>, at: u64) -> CheckEnd {
         self.push(Finding::damage(code, text), at, self.at.saturating_sub(at));
-        Stopped
+        CheckEnd
     }
 
     /// Fills `out` with the next bytes of the file.
-    pub(super) fn fill(&mut self, out: &mut [u8]) -> Result<(), Stopped> {
+    pub(super) fn fill(&mut self, out: &mut [u8]) -> Result<(), CheckEnd> {
         let start = self.at;
         let mut done = 0;
         while done < out.len() {
@@ -114,7 +114,7 @@ impl<'a, R: Read> PieceReader<'a, R> {
     }
 
     /// Checks that the file has no further byte.
-    pub(super) fn expect_end(&mut self) -> Result<(), Stopped> {
+    pub(super) fn expect_end(&mut self) -> Result<(), CheckEnd> {
         let mut more = [0];
         loop {
             return match self.reader.read(&mut more) {
@@ -127,7 +127,7 @@ impl<'a, R: Read> PieceReader<'a, R> {
     }
 
     /// Reads the next piece, which must be of this kind.
-    pub(super) fn next(&mut self, kind: u16) -> Result<ReadPiece, Stopped> {
+    pub(super) fn next(&mut self, kind: u16) -> Result<ReadPiece, CheckEnd> {
         let start = self.at;
         let mut front = [0; size_of::<PieceHeader>()];
         self.fill(&mut front)?;
@@ -136,7 +136,7 @@ impl<'a, R: Read> PieceReader<'a, R> {
             Ok(header) => header.into_inner(),
             Err(e) => {
                 self.push(Finding::format(Code::ExportPiece, &e), start, front.len() as u64);
-                return Err(Stopped);
+                return Err(CheckEnd);
             }
         };
         if header.kind.get() != kind {
@@ -169,7 +169,7 @@ impl<'a, R: Read> PieceReader<'a, R> {
     }
 
     /// Reads the next piece, which must be of this kind and size. Returns whether its bytes match their checksum.
-    pub(super) fn next_sized(&mut self, kind: u16, bytes: u64) -> Result<bool, Stopped> {
+    pub(super) fn next_sized(&mut self, kind: u16, bytes: u64) -> Result<bool, CheckEnd> {
         let piece = self.next(kind)?;
         if u64::from(piece.header.bytes.get()) == bytes {
             return Ok(piece.good);

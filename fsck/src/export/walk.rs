@@ -1,7 +1,7 @@
 //! The pieces of an exported file in their fixed order, and what each of them must hold.
 
 use super::elements::{first_not_finite, is_min_max};
-use super::reader::{PieceReader, ReadPiece, Stopped};
+use super::reader::{CheckEnd, PieceReader, ReadPiece};
 use super::report::ExportInfo;
 use crate::finding::{Code, Finding};
 use crate::planes;
@@ -63,7 +63,7 @@ impl<'a, R: Read> ExportWalk<'a, R> {
         self.info
     }
 
-    fn file(&mut self) -> Result<(), Stopped> {
+    fn file(&mut self) -> Result<(), CheckEnd> {
         let page = self.page()?;
         let layout = self.layout(&page)?;
         if page.key_bytes.get() > 0 {
@@ -82,7 +82,7 @@ impl<'a, R: Read> ExportWalk<'a, R> {
         self.end()
     }
 
-    fn page(&mut self) -> Result<ExportPage, Stopped> {
+    fn page(&mut self) -> Result<ExportPage, CheckEnd> {
         let mut front = vec![0; PAGE_BYTES];
         self.reader.fill(&mut front)?;
         let page = Unverified::<ExportPage>::at_front(&front, "export page").and_then(|page| page.verify());
@@ -90,7 +90,7 @@ impl<'a, R: Read> ExportWalk<'a, R> {
             Ok(page) => page.into_inner(),
             Err(e) => {
                 self.reader.push(Finding::format(Code::ExportPage, &e), 0, PAGE_BYTES as u64);
-                return Err(Stopped);
+                return Err(CheckEnd);
             }
         };
         self.reader.start_pieces(page.nonce.get(), page.sequence.get());
@@ -104,10 +104,10 @@ impl<'a, R: Read> ExportWalk<'a, R> {
         Ok(page)
     }
 
-    fn layout(&mut self, page: &ExportPage) -> Result<Layout, Stopped> {
+    fn layout(&mut self, page: &ExportPage) -> Result<Layout, CheckEnd> {
         let start = self.reader.at();
         if !self.reader.next_sized(PIECE_LAYOUT, u64::from(page.layout_bytes.get()))? {
-            return Err(Stopped);
+            return Err(CheckEnd);
         }
         let bytes = self.reader.piece();
         let layout = match Layout::decode(bytes) {
@@ -115,7 +115,7 @@ impl<'a, R: Read> ExportWalk<'a, R> {
             Ok(_) => return Err(self.reader.stop(Code::ExportPiece, "bytes follow the layout in its piece", start)),
             Err(e) => {
                 self.reader.push(Finding::format(Code::ExportPiece, &e), start, self.reader.at() - start);
-                return Err(Stopped);
+                return Err(CheckEnd);
             }
         };
         self.info.layers = layout.layers.len() as u64;
@@ -123,7 +123,7 @@ impl<'a, R: Read> ExportWalk<'a, R> {
         Ok(layout)
     }
 
-    fn key(&mut self, bytes: u64) -> Result<(), Stopped> {
+    fn key(&mut self, bytes: u64) -> Result<(), CheckEnd> {
         let start = self.reader.at();
         self.reader.next_sized(PIECE_KEY, bytes)?;
         if std::str::from_utf8(self.reader.piece()).is_err() {
@@ -135,7 +135,7 @@ impl<'a, R: Read> ExportWalk<'a, R> {
         Ok(())
     }
 
-    fn token_ids(&mut self, total: u64) -> Result<(), Stopped> {
+    fn token_ids(&mut self, total: u64) -> Result<(), CheckEnd> {
         let mut ids = 0;
         while ids < total {
             let ReadPiece { header, start, .. } = self.reader.next(PIECE_TOKEN_IDS)?;
@@ -150,10 +150,10 @@ impl<'a, R: Read> ExportWalk<'a, R> {
         Ok(())
     }
 
-    fn end(&mut self) -> Result<(), Stopped> {
+    fn end(&mut self) -> Result<(), CheckEnd> {
         let (pieces, start) = (self.reader.pieces(), self.reader.at());
         if self.reader.next_sized(PIECE_END, size_of::<ExportEnd>() as u64)? {
-            let end = ExportEnd::read_from_bytes(self.reader.piece()).map_err(|_| Stopped)?;
+            let end = ExportEnd::read_from_bytes(self.reader.piece()).map_err(|_| CheckEnd)?;
             let at = self.reader.at();
             if (end.pieces.get(), end.file_bytes.get()) != (pieces, at) {
                 let text = format!(
@@ -167,7 +167,7 @@ impl<'a, R: Read> ExportWalk<'a, R> {
     }
 
     /// Checks the full groups of a layer, and their summaries.
-    fn groups(&mut self, pieces: LayerPieces<'_>) -> Result<(), Stopped> {
+    fn groups(&mut self, pieces: LayerPieces<'_>) -> Result<(), CheckEnd> {
         let LayerPieces { layout, index, layer, .. } = pieces;
         let (group, grouped) = (pieces.group(), pieces.grouped());
         let (block, key_bytes) = pieces.block_bytes();
@@ -205,7 +205,7 @@ impl<'a, R: Read> ExportWalk<'a, R> {
     }
 
     /// Checks the last tokens of a layer, which fill no group.
-    fn tail(&mut self, pieces: LayerPieces<'_>) -> Result<(), Stopped> {
+    fn tail(&mut self, pieces: LayerPieces<'_>) -> Result<(), CheckEnd> {
         let LayerPieces { layout, index, layer, tokens, .. } = pieces;
         let grouped = pieces.grouped();
         if tokens == grouped {
@@ -268,7 +268,7 @@ impl<'a, R: Read> ExportWalk<'a, R> {
     }
 
     /// Checks the summaries of the groups in the piece before. `keys` holds their keys, or nothing if they are damaged.
-    fn summary(&mut self, pieces: LayerPieces<'_>, groups: &PieceHeader, keys: &[Vec<u8>]) -> Result<(), Stopped> {
+    fn summary(&mut self, pieces: LayerPieces<'_>, groups: &PieceHeader, keys: &[Vec<u8>]) -> Result<(), CheckEnd> {
         let LayerPieces { layout, layer, .. } = pieces;
         let piece = self.reader.next(PIECE_SUMMARY)?;
         let header = &piece.header;

@@ -3,7 +3,7 @@
 //! To lease pages:
 //! 1. Find a free run of pages in the mapped slabs.
 //! 2. If there is none, map one more slab as far as the limit and the memory budget allow, and try again.
-//! 3. If no slab can be mapped, return [`Exhausted`]. The caller waits for [`Arena::returned`].
+//! 3. If no slab can be mapped, return [`LeaseError`]. The caller waits for [`Arena::returned`].
 //!
 //! Invariants:
 //! - A lease has pages of its own. See `lease.rs` for the soundness of slices over them.
@@ -23,7 +23,7 @@ use crate::metrics::{Category, EventCount, MemoryBudget, lock};
 
 /// The reason why the arena gave no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Exhausted {
+pub(crate) enum LeaseError {
     /// The budget is used up now. Wait for [`Arena::returned`] and try again.
     Now,
     /// The length exceeds a slab, or the limit is below one slab. This can never succeed.
@@ -32,14 +32,14 @@ pub(crate) enum Exhausted {
     System,
 }
 
-impl From<Exhausted> for Error {
-    fn from(why: Exhausted) -> Self {
+impl From<LeaseError> for Error {
+    fn from(why: LeaseError) -> Self {
         match why {
-            Exhausted::Now => Self::new(ErrorKind::Busy, "I/O buffers: all of them are in use; try again later"),
-            Exhausted::Never => {
+            LeaseError::Now => Self::new(ErrorKind::Busy, "I/O buffers: all of them are in use; try again later"),
+            LeaseError::Never => {
                 Self::new(ErrorKind::MemoryLimit, "I/O buffers: the request exceeds memory_limit; raise it")
             }
-            Exhausted::System => Self::new(
+            LeaseError::System => Self::new(
                 ErrorKind::Busy,
                 "I/O buffers: the system refuses memory that memory_limit allows; free memory or lower it",
             ),
@@ -82,7 +82,7 @@ impl Arena {
 
     /// Leases `len` contiguous bytes in whole pages, at most [`SLAB_BYTES`]. They hold old bytes: see
     /// [`Arena::lease_zeroed`].
-    pub(crate) fn lease(&self, len: usize) -> Result<Lease, Exhausted> {
+    pub(crate) fn lease(&self, len: usize) -> Result<Lease, LeaseError> {
         self.check(len)?;
         self.grow_until(|| self.find(len))
     }
@@ -91,17 +91,17 @@ impl Arena {
     ///
     /// No lease is given back because another one failed. That would notify the threads that wait for memory, this
     /// caller among them, although no memory became free.
-    pub(crate) fn lease_all(&self, lens: &[usize]) -> Result<Vec<Lease>, Exhausted> {
+    pub(crate) fn lease_all(&self, lens: &[usize]) -> Result<Vec<Lease>, LeaseError> {
         lens.iter().try_for_each(|&len| self.check(len))?;
         self.grow_until(|| self.find_all(lens))
     }
 
-    fn check(&self, len: usize) -> Result<(), Exhausted> {
-        if len > SLAB_BYTES || self.slabs_max() == 0 { Err(Exhausted::Never) } else { Ok(()) }
+    fn check(&self, len: usize) -> Result<(), LeaseError> {
+        if len > SLAB_BYTES || self.slabs_max() == 0 { Err(LeaseError::Never) } else { Ok(()) }
     }
 
     /// Maps slabs until `find` succeeds or no more can be mapped.
-    fn grow_until<T>(&self, find: impl Fn() -> Option<T>) -> Result<T, Exhausted> {
+    fn grow_until<T>(&self, find: impl Fn() -> Option<T>) -> Result<T, LeaseError> {
         if let Some(found) = find() {
             return Ok(found);
         }
@@ -116,13 +116,13 @@ impl Arena {
     }
 
     /// Maps one more slab. The caller holds `growing`.
-    fn grow(&self) -> Result<(), Exhausted> {
+    fn grow(&self) -> Result<(), LeaseError> {
         if lock(&self.0.table).slots.iter().flatten().count() >= self.slabs_max() {
-            return Err(Exhausted::Now);
+            return Err(LeaseError::Now);
         }
-        let account = self.0.budget.try_reserve(SLAB_BYTES, Category::Arena).ok_or(Exhausted::Now)?;
+        let account = self.0.budget.try_reserve(SLAB_BYTES, Category::Arena).ok_or(LeaseError::Now)?;
         // The table's lock is not held, because the kernel takes up to a millisecond to clear the memory.
-        let slab = Arc::new(Slab::map(account).map_err(|_| Exhausted::System)?);
+        let slab = Arc::new(Slab::map(account).map_err(|_| LeaseError::System)?);
         lock(&self.0.table).add(slab);
         Ok(())
     }
@@ -153,7 +153,7 @@ impl Arena {
     }
 
     /// Leases bytes that are all zero, for writers whose padding must never contain bytes of an old buffer.
-    pub(crate) fn lease_zeroed(&self, len: usize) -> Result<Lease, Exhausted> {
+    pub(crate) fn lease_zeroed(&self, len: usize) -> Result<Lease, LeaseError> {
         let mut lease = self.lease(len)?;
         if let Some(bytes) = lease.bytes_mut() {
             bytes.fill(0);
@@ -199,7 +199,7 @@ impl Arena {
 
     /// Returns the event that is notified when a lease or budget returns.
     ///
-    /// After [`Exhausted::Now`], wait until the event passes the epoch that was read before the attempt.
+    /// After [`LeaseError::Now`], wait until the event passes the epoch that was read before the attempt.
     pub(crate) fn returned(&self) -> &Arc<EventCount> {
         self.0.budget.returned()
     }

@@ -4,7 +4,7 @@ use crate::error::ErrorKind;
 use crate::io::PageBacking;
 use crate::io::buffer::PAGE_BYTES;
 use crate::io::buffer::SLAB_BYTES;
-use crate::io::buffer::arena::{Arena, Exhausted};
+use crate::io::buffer::arena::{Arena, LeaseError};
 use crate::io::buffer::lease::Lease;
 use crate::io::buffer::pages;
 use crate::metrics::{Category, MemoryBudget};
@@ -57,7 +57,7 @@ fn leases_are_aligned_and_disjoint() {
                 leases.push(lease);
             }
             Err(why) => {
-                assert_eq!(why, Exhausted::Now);
+                assert_eq!(why, LeaseError::Now);
                 drop(leases.swap_remove(r % leases.len()));
             }
         }
@@ -77,12 +77,12 @@ fn leases_are_aligned_and_disjoint() {
 #[test]
 fn exhaustion_is_reported_and_returned_leases_are_announced() {
     let arena = arena(1);
-    assert_eq!(arena.lease(SLAB_BYTES + 1).err(), Some(Exhausted::Never));
-    assert_eq!(self::arena(0).lease(1).err(), Some(Exhausted::Never));
+    assert_eq!(arena.lease(SLAB_BYTES + 1).err(), Some(LeaseError::Never));
+    assert_eq!(self::arena(0).lease(1).err(), Some(LeaseError::Never));
     let held = arena.lease(SLAB_BYTES).expect("fits");
     let seen = arena.returned().epoch();
-    assert_eq!(arena.lease(1).err(), Some(Exhausted::Now));
-    assert_eq!(crate::error::Error::from(Exhausted::Now).kind(), ErrorKind::Busy);
+    assert_eq!(arena.lease(1).err(), Some(LeaseError::Now));
+    assert_eq!(crate::error::Error::from(LeaseError::Now).kind(), ErrorKind::Busy);
     let waiter = {
         let arena = arena.clone();
         std::thread::spawn(move || {
@@ -105,8 +105,8 @@ fn lease_all_leases_everything_or_nothing() {
     drop(three);
     let held = arena.lease(half).expect("fits");
     let seen = arena.returned().epoch();
-    assert_eq!(arena.lease_all(&[half, 1, SLAB_BYTES]).err(), Some(Exhausted::Now));
-    assert_eq!(arena.lease_all(&[1, SLAB_BYTES + 1]).err(), Some(Exhausted::Never));
+    assert_eq!(arena.lease_all(&[half, 1, SLAB_BYTES]).err(), Some(LeaseError::Now));
+    assert_eq!(arena.lease_all(&[1, SLAB_BYTES + 1]).err(), Some(LeaseError::Never));
     assert_eq!(arena.returned().epoch(), seen, "waiters were notified although no memory became free");
     assert_eq!(arena.usage().leased_bytes, half);
     assert_eq!(arena.lease_all(&[SLAB_BYTES, half]).map(|leases| leases.len()), Ok(2));

@@ -26,8 +26,7 @@ pub(crate) struct CommitRequest {
     pub(crate) members: Vec<m::Member>,
     /// Pages of its frames, which are live once it has taken effect.
     pub(crate) flights: Vec<Flight>,
-    /// Segments that must not be reused before it has taken effect, because its records name frames in them that it did
-    /// not write.
+    /// Segments with frames of other writers that its records name. They are not reused before it takes effect.
     pub(crate) pins: Vec<Arc<SegmentHandle>>,
     /// True if its frames have fewer copies than they should have.
     pub(crate) owes_copies: bool,

@@ -5,7 +5,7 @@ use super::target::{FrameTarget, WRITE_BYTES};
 use super::written::{CopyFlight, PlacedRun};
 use crate::catalog::SegmentHandle;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::buffer::arena::Exhausted;
+use crate::io::buffer::arena::LeaseError;
 use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
 use crate::io::file::device_file::DeviceFile;
@@ -82,7 +82,7 @@ impl PlacedFrame<'_> {
         while left > 0 {
             match devices.arena.lease(left.min(WRITE_BYTES)) {
                 Ok(buffer) => buffers.push(buffer),
-                Err(Exhausted::Now) => return Ok(Vec::new()),
+                Err(LeaseError::Now) => return Ok(Vec::new()),
                 Err(other) => return Err(exhausted(other, WRITE_BYTES)),
             }
             left -= left.min(WRITE_BYTES);

@@ -19,7 +19,7 @@ use crate::catalog::{GroupBuffer, SummaryPlace, min_max_records};
 use crate::error::Result;
 use crate::io::planted::covered_bytes;
 use crate::log::devices::Devices;
-use crate::log::frame_builder::{FrameBuilder, RecordBytes, Recorded, SummaryPart, TailRows};
+use crate::log::frame_builder::{FrameBuilder, RecordBytes, SummaryPart, SummaryRecordKind, TailRows};
 use crate::log::sequence_identity::SequenceIdentity;
 use std::sync::Arc;
 use stratakv_format::frame::{self, Descriptor};
@@ -78,7 +78,7 @@ pub(super) struct FramePiece {
     pub(super) first_token: u64,
     pub(super) tokens: u32,
     pub(super) pieces: u32,
-    pub(super) summary: Option<Recorded>,
+    pub(super) summary: Option<SummaryRecordKind>,
 }
 
 /// An extent of groups that later runs may continue.
@@ -213,8 +213,8 @@ impl<'a> FrameTables<'a> {
         let place = |((descriptor, checksum), part): ((&Descriptor, &u64), &SummaryPart)| SummaryPlace {
             layer: part.layer as u16,
             stored: match part.what {
-                Recorded::MinMax(_) => min_max_records((part.bytes() / part.groups.max(1)) as u32),
-                Recorded::Stored(stored) => stored,
+                SummaryRecordKind::MinMax(_) => min_max_records((part.bytes() / part.groups.max(1)) as u32),
+                SummaryRecordKind::Stored(stored) => stored,
             },
             first_group: part.first_group,
             groups: part.groups as u32,
@@ -243,8 +243,8 @@ impl<'a> FrameTables<'a> {
     fn describe(&mut self, piece: &FramePiece, offset: u64, bytes: u64, checksum_first: usize) {
         let (summary, element, record_bytes) = match piece.summary {
             None => (0, 0, 0),
-            Some(Recorded::MinMax(element)) => (frame::SUMMARY_MIN_MAX, element.code(), 0),
-            Some(Recorded::Stored(stored)) => (stored.kind, 0, stored.record_bytes),
+            Some(SummaryRecordKind::MinMax(element)) => (frame::SUMMARY_MIN_MAX, element.code(), 0),
+            Some(SummaryRecordKind::Stored(stored)) => (stored.kind, 0, stored.record_bytes),
         };
         self.descriptors.push(Descriptor {
             kind: U16::new(piece.kind),

@@ -62,7 +62,7 @@ impl GenerationStart {
     }
 }
 
-/// Returns half of the bytes that two generations may take together: `limit` beside the previous files, and those.
+/// Returns half of the bytes for two generations: `limit`, and `released`, the bytes of the previous files.
 pub(super) fn half(limit: u64, released: u64) -> u64 {
     limit.saturating_add(released) / 2
 }

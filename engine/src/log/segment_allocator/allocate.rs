@@ -36,13 +36,13 @@ enum AllocationStep {
     /// It has its pages.
     Took(Location, Flight),
     /// It opens a segment.
-    Open(Opening),
+    Open(NextSegment),
     /// Another thread opens a segment. It looks again after this epoch.
     Wait(u64),
 }
 
 /// A segment that is about to begin a generation.
-struct Opening {
+struct NextSegment {
     device: DeviceIndex,
     id: SegmentId,
     generation: u64,
@@ -147,7 +147,7 @@ pub(crate) fn open_ahead(devices: &Devices, space: &Mutex<SegmentAllocator>) {
 
 impl SegmentAllocator {
     /// Returns the segment that [`open_ahead`] opens next on a device. `room` is the free bytes of its file system.
-    fn ahead(&mut self, devices: &Devices, device: DeviceIndex, room: u64) -> Option<Opening> {
+    fn ahead(&mut self, devices: &Devices, device: DeviceIndex, room: u64) -> Option<NextSegment> {
         let (whole, segment) = (nearly_whole(self.segment_pages - 2), self.segment_bytes());
         if self.allowance(devices) == 0 {
             return None;
@@ -310,7 +310,7 @@ impl SegmentAllocator {
         &mut self,
         devices: &Devices,
         stream: Option<WriteStream>,
-        opening: &Opening,
+        opening: &NextSegment,
         outcome: std::result::Result<OpenedSegment, AllocateFailure>,
     ) -> Result<()> {
         let (device, id) = (opening.device, opening.id);
@@ -370,19 +370,19 @@ impl SegmentAllocator {
 
 impl DeviceSpace {
     /// Takes a free segment for its next generation.
-    fn reopen(&mut self, device: DeviceIndex) -> Option<Opening> {
+    fn reopen(&mut self, device: DeviceIndex) -> Option<NextSegment> {
         let (id, ended) = self.free.pop()?;
         self.opening += 1;
         coverage!(SegmentRecycled);
-        Some(Opening { device, id, generation: ended.saturating_add(1), fresh: false, spare: false })
+        Some(NextSegment { device, id, generation: ended.saturating_add(1), fresh: false, spare: false })
     }
 
     /// Takes the id of a segment without a file.
-    fn grow(&mut self, device: DeviceIndex, spare: bool) -> Opening {
+    fn grow(&mut self, device: DeviceIndex, spare: bool) -> NextSegment {
         self.opening += 1;
         let id = SegmentId(self.next_segment);
         self.next_segment += 1;
-        Opening { device, id, generation: 1, fresh: true, spare }
+        NextSegment { device, id, generation: 1, fresh: true, spare }
     }
 }
 
@@ -408,7 +408,7 @@ struct AllocateFailure {
 
 /// Creates or opens the file of a segment, and writes its header and trailer unless it stays free. The pages are not
 /// synced.
-fn open_segment(devices: &Devices, opening: &Opening) -> std::result::Result<OpenedSegment, AllocateFailure> {
+fn open_segment(devices: &Devices, opening: &NextSegment) -> std::result::Result<OpenedSegment, AllocateFailure> {
     let (device, id) = (opening.device, opening.id);
     let bytes = u64::from(devices.identity.segment_pages) * PAGE_BYTES as u64;
     let name = segment::file_name(id);

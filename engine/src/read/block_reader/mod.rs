@@ -23,7 +23,7 @@ pub(super) use submit::{DeviceBatches, read_request, submit_batches};
 
 use crate::catalog::SegmentHandle;
 use crate::error::Result;
-use crate::io::buffer::arena::Exhausted;
+use crate::io::buffer::arena::LeaseError;
 use crate::io::buffer::lease::Lease;
 use crate::io::driver::interface::Op;
 use crate::io::scheduler::Priority;
@@ -107,17 +107,17 @@ impl<'a> BlockReader<'a> {
     pub(crate) fn read_each(&self, ranges: &[SegmentRange<'_>]) -> Result<Vec<Result<Vec<u8>>>> {
         let devices = self.devices;
         let mut out: Vec<Result<Vec<u8>>> = ranges.iter().map(|_| Ok(Vec::new())).collect();
-        let mut collected = Collected::default();
+        let mut collected = CollectedReads::default();
         for (nth, SegmentRange { segment, offset, bytes }) in ranges.iter().enumerate() {
             for start in (0..*bytes).step_by(READ_BYTES) {
                 let len = READ_BYTES.min(bytes - start);
                 let mut buffer = match devices.arena.lease_zeroed(len) {
                     // This thread returns its buffers before it waits, because other readers may wait for them.
-                    Err(Exhausted::Now) if !collected.buffers.is_empty() => {
+                    Err(LeaseError::Now) if !collected.buffers.is_empty() => {
                         self.read_collected(std::mem::take(&mut collected), &mut out)?;
                         devices.buffer(len)?
                     }
-                    Err(Exhausted::Now) => devices.buffer(len)?,
+                    Err(LeaseError::Now) => devices.buffer(len)?,
                     leased => leased.map_err(|e| exhausted(e, len))?,
                 };
                 let read = read_request(devices, segment, offset + start as u64, (&mut buffer, 0..len));
@@ -130,7 +130,11 @@ impl<'a> BlockReader<'a> {
     }
 
     /// Reads what was collected and appends it to the outcomes of its ranges.
-    fn read_collected(&self, Collected { buffers, reads }: Collected, out: &mut [Result<Vec<u8>>]) -> Result<()> {
+    fn read_collected(
+        &self,
+        CollectedReads { buffers, reads }: CollectedReads,
+        out: &mut [Result<Vec<u8>>],
+    ) -> Result<()> {
         let pending = self.submit(reads)?;
         // Each buffer returns to the arena as soon as it is copied.
         for (at, (nth, buffer)) in buffers.into_iter().enumerate() {
@@ -146,7 +150,7 @@ impl<'a> BlockReader<'a> {
 
 /// Buffers with the indices of the ranges that they are read for, and their reads.
 #[derive(Default)]
-struct Collected {
+struct CollectedReads {
     buffers: Vec<(usize, Lease)>,
     reads: Vec<Result<(DeviceIndex, Op)>>,
 }

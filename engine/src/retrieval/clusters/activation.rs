@@ -46,7 +46,7 @@ impl ActivationRule {
     /// is out of range.
     pub fn activated_by_scores(&self, scores: &[f32], q_heads: usize, scale: f32) -> Result<Vec<u32>> {
         if q_heads == 0 || !scores.len().is_multiple_of(q_heads) {
-            return Err(invalid(format!("activation: {} scores are no whole rows of {q_heads} heads", scores.len())));
+            return Err(invalid(format!("activation: {} scores are not a multiple of {q_heads} heads", scores.len())));
         }
         if let Some(at) = scores.iter().position(|x| !(x * scale).is_finite()) {
             return Err(invalid(format!("activation: score {at} times scale {scale} is not finite")));

@@ -24,7 +24,7 @@ pub fn chain(retrieved: &CoActivation) -> Vec<u32> {
     let mut chains = Chains::new(retrieved);
     let mut best: BinaryHeap<Pair> =
         (0..retrieved.entries() as u32).filter_map(|cluster| chains.best_partner(cluster)).collect();
-    while let Some((_, Reverse((_, _, of)), partner)) = best.pop() {
+    while let Some(Pair { seeker: Reverse(of), partner, .. }) = best.pop() {
         if chains.may_join(of, partner) {
             chains.join(of, partner);
         }
@@ -64,8 +64,17 @@ pub fn runs_in_order(order: &[u32], chosen: &[u32]) -> Result<usize> {
     Ok(places.len() - places.windows(2).filter(|pair| pair[0] + 1 == pair[1]).count())
 }
 
-/// A pair to join: its count, its lower and its higher cluster and the one that looked for it, and that one's partner.
-type Pair = (u32, Reverse<(u32, u32, u32)>, u32);
+/// Two ends that may be joined. The greatest is joined first: most common retrievals, then the lowest numbers.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Pair {
+    /// Retrievals that had both clusters.
+    common: u32,
+    lower: Reverse<u32>,
+    higher: Reverse<u32>,
+    /// The cluster that looked for a partner.
+    seeker: Reverse<u32>,
+    partner: u32,
+}
 
 /// Chains that grow by joining ends.
 struct Chains<'a> {
@@ -108,7 +117,9 @@ impl<'a> Chains<'a> {
         for (other, &count) in (0..).zip(&common[..self.links.len()]) {
             if count >= highest && self.may_join(of, other) {
                 highest = count;
-                best = best.max(Some((u32::from(count), Reverse((of.min(other), of.max(other), of)), other)));
+                let (lower, higher) = (Reverse(of.min(other)), Reverse(of.max(other)));
+                let pair = Pair { common: u32::from(count), lower, higher, seeker: Reverse(of), partner: other };
+                best = best.max(Some(pair));
             }
         }
         self.common = common;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 use stratakv_llama::cli::RecallArgs;
 use stratakv_llama::kv::{KvCache, backend, engine_error};
-use stratakv_llama::model::{Model, Wanted};
+use stratakv_llama::model::{LogitPositions, Model};
 use stratakv_llama::process;
 use stratakv_llama::recall::{self, PromptFilter, RecallRun};
 use stratakv_llama::weights::fingerprint;
@@ -30,7 +30,7 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let policy = (options.policy.name(), budget.as_str());
     let prefill = args.modes.prefill_tokens();
     let questions = args.modes.question_count();
-    let wanted = if backend.needs_queries() { Wanted::Queries } else { Wanted::Nothing };
+    let wanted = if backend.needs_queries() { LogitPositions::Queries } else { LogitPositions::Nothing };
     let run = RecallRun { model: &model, prompts, policy, prefill, questions, wanted, bar: &bar };
     let mut report = run.run(
         || backend.in_memory(),

@@ -91,7 +91,7 @@ pub trait KvCache {
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()>;
 
     /// Receives the queries of prefill, `[tokens, query_heads, head_dim]`, if the caller asked for
-    /// [`Wanted::Queries`](crate::model::Wanted).
+    /// [`LogitPositions::Queries`](crate::model::Wanted).
     fn observe(&mut self, _layer: usize, _queries: &[f32]) {}
 
     /// Makes the appended tokens durable, with the ids of the tokens since the last commit and the caller's state.

@@ -19,7 +19,7 @@ use stratakv::retrieval::clusters::ActivationRule;
 use super::{Profile, ProfileAbout, ProfileLayer};
 use crate::kv::memory::MemoryPolicy;
 use crate::kv::{Committed, KvCache, KvDType, KvGeometry, KvStats, MemoryKv, engine_error};
-use crate::model::{Model, Wanted};
+use crate::model::{LogitPositions, Model};
 use crate::recall::{Half, Prompt, answer, fill, questions};
 
 /// Which queries a profile records.
@@ -98,7 +98,7 @@ pub fn record(model: &Model, prompt: &Prompt, options: &ProfileOptions, progress
         QuerySource::Questions => entries,
     };
     let mut recorder = Recorder::new(geometry.clone(), options.rule, entries, from);
-    fill(model, &prompt.prompt[..entries], options.prefill, &mut [&mut recorder], Wanted::Queries, progress)?;
+    fill(model, &prompt.prompt[..entries], options.prefill, &mut [&mut recorder], LogitPositions::Queries, progress)?;
     if options.source == QuerySource::Decode {
         answer(model, prompt, &mut recorder)?;
     }

@@ -10,7 +10,7 @@ use stratakv::retrieval::{Adapter, AdapterFit, Calibrator, CodeOptions, methods}
 use super::prompts::Prompt;
 use crate::kv::memory::MemoryPolicy;
 use crate::kv::{Committed, KvCache, KvDType, KvGeometry, KvStats, MemoryKv, engine_error};
-use crate::model::{Model, Wanted};
+use crate::model::{LogitPositions, Model};
 
 /// Of this many prompt queries one is used.
 const QUERY_STRIDE: usize = 7;
@@ -78,7 +78,7 @@ pub fn collect(model: &Model, prompts: &[Prompt], dtype: KvDType, progress: &dyn
     for prompt in prompts {
         let inner = MemoryKv::new(geometry.clone(), MemoryPolicy::Full);
         let mut tap = Tap { inner, calibrator: &mut calibrator };
-        model.prefill(&prompt.prompt[..prompt.query_start], &mut [&mut tap], Wanted::Queries, &|_| {})?;
+        model.prefill(&prompt.prompt[..prompt.query_start], &mut [&mut tap], LogitPositions::Queries, &|_| {})?;
         for id in prompt.fed() {
             model.decode(id, &mut tap)?;
         }

@@ -23,7 +23,7 @@ use crate::kv::method::Policy;
 use crate::kv::recorded::PROFILE_QUERIES;
 use crate::kv::store::{StoreKv, StorePolicy};
 use crate::kv::{KvCache, MemoryKv, engine_error};
-use crate::model::{Model, Wanted};
+use crate::model::{LogitPositions, Model};
 
 /// The policies and budgets to compare.
 pub struct Plan<'a> {
@@ -104,7 +104,7 @@ fn filled(
     if needs_queries {
         cache.record_queries(PROFILE_QUERIES);
     }
-    let wanted = if needs_queries { Wanted::Queries } else { Wanted::Nothing };
+    let wanted = if needs_queries { LogitPositions::Queries } else { LogitPositions::Nothing };
     let haystack = &prompt.prompt[..prompt.query_start];
     let (prompt_tokens, grown) = haystack.split_at(prefilled(plan.prefill, haystack.len())?);
     prefill_tokens(model, prompt_tokens, &mut [&mut full, &mut cache], wanted, progress)?;

@@ -11,7 +11,7 @@ use std::cell::Cell;
 use anyhow::{Result, bail, ensure};
 
 use crate::kv::{Committed, KvCache, KvGeometry, KvStats, Predict};
-use crate::model::{Model, Wanted};
+use crate::model::{LogitPositions, Model};
 
 /// Fills empty caches with the tokens `ids`: the first `prefill` tokens by prefill, the others as decode steps. `None`
 /// takes all tokens by prefill. `wanted` and `progress` are as for [`prefill_tokens`].
@@ -23,7 +23,7 @@ pub fn fill(
     ids: &[u32],
     prefill: Option<usize>,
     caches: &mut [&mut dyn KvCache],
-    wanted: Wanted,
+    wanted: LogitPositions,
     progress: &dyn Fn(usize),
 ) -> Result<()> {
     let (first, rest) = ids.split_at(prefilled(prefill, ids.len())?);
@@ -40,7 +40,7 @@ pub fn prefill_tokens(
     model: &Model,
     ids: &[u32],
     caches: &mut [&mut dyn KvCache],
-    wanted: Wanted,
+    wanted: LogitPositions,
     progress: &dyn Fn(usize),
 ) -> Result<()> {
     ensure!(!ids.is_empty(), "prefill of no tokens");

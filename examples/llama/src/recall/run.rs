@@ -16,7 +16,7 @@ use super::needles::questions;
 use super::prompts::Prompt;
 use super::report::{Asked, Cell, PromptScore, Report};
 use crate::kv::{KvCache, KvStats, MemoryKv};
-use crate::model::{Model, Wanted, argmax};
+use crate::model::{LogitPositions, Model, argmax};
 
 /// The caller's state of a recall sequence. It holds nothing to resume.
 pub const STATE: &[u8] = b"recall";
@@ -70,7 +70,7 @@ pub struct RecallRun<'a> {
     /// The number of questions about each haystack. `None` asks the prompt's own question.
     pub questions: Option<usize>,
     /// What prefill computes beside keys and values: queries, if the policy makes a profile of them.
-    pub wanted: Wanted,
+    pub wanted: LogitPositions,
     /// The progress bar. It counts tokens before the question.
     pub bar: &'a ProgressBar,
 }

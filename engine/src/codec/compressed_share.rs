@@ -1,6 +1,6 @@
 //! The share of a transfer to compress, so that reading takes as long as computing and decoding.
 //!
-//! [`solve_theta`] gives the share for one layer. Source: LeoAM section 4.3, which calls the share theta and the ratio
+//! [`solve_share`] gives the share for one layer. Source: LeoAM section 4.3, which calls the share theta and the ratio
 //! delta.
 //! [`solve_layers`] gives the number of layers if a layer is compressed as a whole and reads run one layer ahead.
 
@@ -27,23 +27,23 @@ pub struct TransferModel {
 }
 
 impl TransferModel {
-    /// Returns the seconds until the bytes are read if a share `theta` of them is compressed:
-    /// `T0 + (D (1 - theta) + D theta delta) / B`.
+    /// Returns the seconds until the bytes are read if `share` of them is compressed:
+    /// `T0 + (D (1 - share) + D share delta) / B`.
     #[must_use]
-    pub fn transfer_s(&self, theta: f64) -> f64 {
-        self.base_s + self.bytes * (1.0 - theta * (1.0 - self.ratio)) / self.bandwidth
+    pub fn transfer_s(&self, share: f64) -> f64 {
+        self.base_s + self.bytes * (1.0 - share * (1.0 - self.ratio)) / self.bandwidth
     }
 
-    /// Returns the seconds of computing and of decoding that share: `Tc + t(D theta)`.
+    /// Returns the seconds of computing and of decoding that share: `Tc + t(D share)`.
     #[must_use]
-    pub fn busy_s(&self, theta: f64) -> f64 {
-        self.compute_s + self.bytes * theta / self.decode
+    pub fn busy_s(&self, share: f64) -> f64 {
+        self.compute_s + self.bytes * share / self.decode
     }
 
     /// Returns the seconds of the layer: the longer of the two, because they overlap.
     #[must_use]
-    pub fn layer_s(&self, theta: f64) -> f64 {
-        self.transfer_s(theta).max(self.busy_s(theta))
+    pub fn layer_s(&self, share: f64) -> f64 {
+        self.transfer_s(share).max(self.busy_s(share))
     }
 
     /// Returns the seconds of a decode step of `layers` such layers of which `encoded` are compressed.
@@ -57,10 +57,10 @@ impl TransferModel {
         // The second step is measured, because it starts in the steady state.
         for step in 0..2 {
             for layer in 0..layers {
-                let theta = f64::from(u8::from(is_encoded(layer, layers, encoded)));
-                read = read.max(began) + self.transfer_s(theta);
+                let share = f64::from(u8::from(is_encoded(layer, layers, encoded)));
+                read = read.max(began) + self.transfer_s(share);
                 began = read.max(computed);
-                computed = began + self.busy_s(theta);
+                computed = began + self.busy_s(share);
             }
             if step == 0 {
                 first = computed;
@@ -87,12 +87,12 @@ pub fn solve_layers(model: &TransferModel, layers: u16) -> u16 {
 /// equal. It is 0 if reading is hidden without compression, or if compression saves nothing, and 1 if reading is never
 /// hidden.
 #[must_use]
-pub fn solve_theta(model: &TransferModel) -> f64 {
+pub fn solve_share(model: &TransferModel) -> f64 {
     if !(model.ratio < 1.0 && model.bandwidth > 0.0 && model.decode > 0.0 && model.bytes > 0.0) {
         return 0.0;
     }
     let excess = model.transfer_s(0.0) - model.compute_s;
     let gain = model.bytes * (1.0 - model.ratio) / model.bandwidth + model.bytes / model.decode;
-    let theta = excess / gain;
-    if theta.is_finite() { theta.clamp(0.0, 1.0) } else { 0.0 }
+    let share = excess / gain;
+    if share.is_finite() { share.clamp(0.0, 1.0) } else { 0.0 }
 }
