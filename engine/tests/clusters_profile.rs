@@ -2,8 +2,11 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeSet;
+use stratakv::retrieval::clusters::ClusterLists;
 use stratakv::retrieval::{EntryRequest, HeadAggregation, KeyGroup, MethodSpec, QueryProfile, SealedKeys};
-use stratakv::{Budget, ByteSize, ErrorKind, SelectRequest, Selection, Store};
+use stratakv::{
+    Budget, ByteSize, CreateOptions, Durability, ErrorKind, OpenSequence, SelectRequest, Selection, Sequence, Store,
+};
 use stratakv_testing::{EntrySequence, EntryShape};
 
 const SHAPE: EntryShape = EntryShape { kv_heads: 2, q_heads: 4, dim: 8, group: 8 };
@@ -168,6 +171,46 @@ fn a_profile_that_memory_does_not_hold_is_refused() {
     let id = stored.attach("infllm:64");
     stored.profile(id);
     assert!(entries(&stored.select(id, &SHAPE.query(0), 128)).len() <= 128);
+}
+
+/// Returns the clusters that methods with and without a profile make of a sequence.
+fn clusters(sequence: &mut Sequence) -> Vec<Vec<ClusterLists>> {
+    let queries: Vec<Vec<f32>> = (0..40).map(|seed| SHAPE.query(seed)).collect();
+    let queries: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
+    let of = |method| {
+        let id = sequence.attach(SHAPE.selector(method)).unwrap();
+        let takes_profile =
+            sequence.selector_summaries(id, 0).unwrap().iter().any(|summary| summary.profile_bytes(1).is_some());
+        if takes_profile {
+            assert!(sequence.selector_summaries(id, 0).unwrap()[0].cluster_lists().is_empty(), "{method}");
+            sequence.profile(id, 0, &queries, None).unwrap();
+        }
+        sequence.selector_summaries(id, 0).unwrap()[0].cluster_lists()
+    };
+    ["swarm:4", "swarm:4:members", "infllm:16", "dynakv:8", "dynakv:8:joint", "kmeans:8", "pqcache"].map(of).to_vec()
+}
+
+#[test]
+fn a_sequence_that_is_opened_again_has_the_same_clusters() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::options().device(dir.path()).open().unwrap();
+    let mut sequence = store.create_sequence(&SHAPE.layout(), CreateOptions::new().key("s")).unwrap();
+    SHAPE.append(&mut sequence, &SHAPE.rows(0, 603, 3), &SHAPE.rows(0, 603, 4)).unwrap();
+    sequence.commit(Durability::Sync).unwrap();
+    let before = clusters(&mut sequence);
+    sequence.close().unwrap();
+    store.close().unwrap();
+    let store = Store::options().device(dir.path()).open().unwrap();
+    let mut sequence = store.open_sequence("s", OpenSequence::new()).unwrap();
+    let after = clusters(&mut sequence);
+    assert_eq!(before, after);
+    let lists: Vec<usize> = after.iter().map(Vec::len).collect();
+    assert_eq!(lists, [1, 1, 1, KV_HEADS, 1, KV_HEADS, 0], "one list per KV head, or one for all");
+    for list in after.iter().flatten() {
+        let members: BTreeSet<u32> = list.iter().flatten().copied().collect();
+        assert!(members.iter().copied().eq(0..members.len() as u32), "the newest tokens are in no cluster");
+        assert!((500..=600).contains(&members.len()) && list.iter().all(|own| !own.is_empty()));
+    }
 }
 
 #[test]

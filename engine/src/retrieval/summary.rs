@@ -17,6 +17,7 @@
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::bounds::layer_records::LoadedMinMax;
+use crate::retrieval::clusters::ClusterLists;
 pub use crate::retrieval::key_group::KeyGroup;
 pub use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::sealed_keys::QueryProfile;
@@ -103,6 +104,14 @@ pub trait LayerSummary: Any + Send + Sync {
     fn profile(&mut self, profile: &QueryProfile<'_>) -> Result<()> {
         let _ = profile;
         Ok(())
+    }
+
+    /// Returns the members of each cluster, for inspection: one list of clusters per KV head, or one for all heads.
+    /// Tokens that are in no cluster are in no list. Without clusters there is no list.
+    ///
+    /// The lists are copies, whose memory is not accounted.
+    fn cluster_lists(&self) -> Vec<ClusterLists> {
+        Vec::new()
     }
 
     /// Returns whether the engine can compute the summary from the min/max records of the groups alone. A sequence that

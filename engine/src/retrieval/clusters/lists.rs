@@ -54,6 +54,13 @@ impl ClusterLists {
         Self { ends, members }
     }
 
+    /// Returns the lists of these clusters.
+    pub(crate) fn of_clusters<M: AsRef<[u32]>>(clusters: impl Iterator<Item = M>) -> Self {
+        let mut lists = Self::new();
+        clusters.for_each(|members| lists.push(members.as_ref()));
+        lists
+    }
+
     /// Returns the bytes of the lists of `clusters` clusters with `stored` members in all.
     #[must_use]
     pub fn bytes_for(clusters: usize, stored: usize) -> usize {

@@ -20,7 +20,7 @@ use crate::metrics::lock;
 use crate::retrieval::cluster_choice::{
     ClusterOptions, ClusteredKeys, RecentTokens, cluster_keys, cluster_keys_bytes, first_entries, ready_tokens,
 };
-use crate::retrieval::clusters::{AdaptOptions, AdaptiveClusters};
+use crate::retrieval::clusters::{AdaptOptions, AdaptiveClusters, ClusterLists};
 use crate::retrieval::sealed_keys::SealedKeys;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
 use std::sync::Mutex;
@@ -295,6 +295,14 @@ impl LayerSummary for AdaptiveLayer {
         self.supplied = Vec::new();
         self.step = None;
         Ok(Vec::new())
+    }
+
+    fn cluster_lists(&self) -> Vec<ClusterLists> {
+        let of = |list: &AdaptiveList| {
+            let members = |cluster| list.clusters.members(cluster as u32).unwrap_or_default();
+            ClusterLists::of_clusters((0..list.clusters.len()).map(members))
+        };
+        self.lists.iter().map(of).collect()
     }
 
     fn supply(&mut self, group: &KeyGroup<'_>) {

@@ -14,8 +14,10 @@
 use super::list::FixedClusters;
 use crate::error::Result;
 use crate::retrieval::cluster_choice::{
-    ClusterOptions, FIRST_ENTRIES, RecentTokens, cluster_keys, cluster_keys_bytes, first_entries, ready_tokens,
+    ClusterList, ClusterOptions, FIRST_ENTRIES, RecentTokens, cluster_keys, cluster_keys_bytes, first_entries,
+    ready_tokens,
 };
+use crate::retrieval::clusters::ClusterLists;
 use crate::retrieval::sealed_keys::SealedKeys;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
 
@@ -177,6 +179,11 @@ impl LayerSummary for FixedLayer {
         true
     }
 
+    fn cluster_lists(&self) -> Vec<ClusterLists> {
+        let of = |list: &FixedClusters| ClusterLists::of_clusters((0..list.count()).map(|at| list.members(at)));
+        self.lists.iter().map(of).collect()
+    }
+
     fn attached(&mut self) {
         self.builds_all = true;
     }
@@ -209,7 +216,7 @@ impl LayerSummary for FixedLayer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::retrieval::cluster_choice::{ChosenBy, ClusterList, HeadSharing};
+    use crate::retrieval::cluster_choice::{ChosenBy, HeadSharing};
     use crate::retrieval::clusters::SeededRandom;
     use proptest::prelude::*;
     use std::any::Any;

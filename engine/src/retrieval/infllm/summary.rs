@@ -16,6 +16,7 @@
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::add_row;
 use crate::metrics::lock;
+use crate::retrieval::clusters::ClusterLists;
 use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::recorded_attention::{each_weights, weight_bytes};
 use crate::retrieval::sealed_keys::{QueryProfile, SealedKeys};
@@ -246,6 +247,11 @@ impl LayerSummary for BlockLayer {
         }
         self.waiting.forget_before(self.block_tokens() / self.shape.group_tokens);
         Ok(Vec::new())
+    }
+
+    fn cluster_lists(&self) -> Vec<ClusterLists> {
+        let block = |at| self.block_range(at).map(|token| token as u32).collect::<Vec<u32>>();
+        self.mean_query.iter().map(|_| ClusterLists::of_clusters((0..self.ends.len()).map(block))).collect()
     }
 
     fn profile_bytes(&self, _queries: usize) -> Option<usize> {

@@ -318,6 +318,12 @@ impl LayerSummary for SwarmLayer {
         Ok(Vec::new())
     }
 
+    fn cluster_lists(&self) -> Vec<ClusterLists> {
+        let of =
+            |own: &ProfiledClusters| ClusterLists::of_clusters((0..own.members.len()).map(|at| own.members.of(at)));
+        self.clusters.iter().map(of).collect()
+    }
+
     fn profile_bytes(&self, queries: usize) -> Option<usize> {
         let tokens = self.groups() * self.shape.group_tokens;
         let stored = self.memberships();
