@@ -105,6 +105,29 @@ fn questions_are_reported_in_two_halves() {
 }
 
 #[test]
+fn dense_layers_are_left_out_of_the_figures_of_selections() {
+    let compare = |dense: &str| -> Value {
+        let fixed = ["compare", "--contexts", "1024", "--tasks", "S", "--limit", "1", "--probe", "--json"];
+        let more = ["--methods", "signs,dynakv:16", "--budgets", "1/13", "--dense-layers", dense];
+        serde_json::from_str(&stdout(&kvrun(&[&fixed[..], &more].concat()))).unwrap()
+    };
+    let (sparse, one, all) = (compare("0"), compare("1"), compare("4"));
+    assert_eq!((&sparse["dense_layers"], &one["dense_layers"]), (&0.into(), &1.into()));
+    for row in 1..3 {
+        let figure = |json: &Value, name: &str| json["rows"][row][name].as_f64();
+        assert!(figure(&sparse, "mass_recall") != figure(&one, "mass_recall"), "{one}");
+        assert!(figure(&sparse, "read_bytes_per_step") < figure(&one, "read_bytes_per_step"), "{one}");
+        assert!(figure(&one, "entries_per_layer").unwrap() < 81.0, "{one}");
+        let dense = ["accuracy", "entries_per_layer", "mass_recall"].map(|name| figure(&all, name));
+        assert_eq!(dense, [Some(1.0), Some(0.0), None], "{all}");
+    }
+    for command in ["recall", "compare"] {
+        let text = failure(&[command, "--contexts", "1024", "--limit", "1", "--dense-layers", "5"]);
+        assert!(text.contains("--dense-layers 5 is more than the 4 layers"), "{text}");
+    }
+}
+
+#[test]
 fn profiles_record_each_kind_of_queries() {
     use stratakv_llama::profile::Profile;
     let dir = tempfile::tempdir().unwrap();

@@ -10,7 +10,7 @@ use stratakv_llama::model::Model;
 use stratakv_llama::recall::{self, PromptFilter};
 use stratakv_llama::weights::fingerprint;
 
-use super::shared::{geometry, progress, write_file};
+use super::shared::{check_dense_layers, geometry, progress, write_file};
 
 pub(crate) fn compare(args: &CompareArgs) -> Result<()> {
     let table = if args.merge.is_empty() { run(args)? } else { merged(&args.merge)? };
@@ -40,6 +40,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<()> {
 fn run(args: &CompareArgs) -> Result<recall::Comparison> {
     let dir = model_or_default(args.model.as_deref());
     let model = Model::load(&dir)?;
+    check_dense_layers(&model, args.dense_layers)?;
     let file = args.prompts.clone().unwrap_or_else(|| dir.join("prompts.jsonl.gz"));
     let filter = PromptFilter { file: &file, tasks: &args.tasks, contexts: &args.contexts, limit: args.limit };
     let loaded = args.modes.load(&filter)?;

@@ -14,10 +14,11 @@ use stratakv_llama::sampler::SamplerState;
 use stratakv_llama::text::{Stream, Vocabulary, read_ids};
 use stratakv_llama::weights::fingerprint;
 
-use super::shared::{geometry, progress};
+use super::shared::{check_dense_layers, geometry, progress};
 
 pub(crate) fn generate(args: &GenerateArgs) -> Result<()> {
     let model = Model::load(&args.model)?;
+    check_dense_layers(&model, args.cache.dense_layers)?;
     let vocabulary = Vocabulary::load(&args.model);
     let options = args.backend_options()?;
     let geometry = geometry(&model, args.cache.dtype, options.policy.rank().is_some())?;

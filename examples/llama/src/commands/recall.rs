@@ -11,11 +11,12 @@ use stratakv_llama::process;
 use stratakv_llama::recall::{self, PromptFilter, RecallRun};
 use stratakv_llama::weights::fingerprint;
 
-use super::shared::{geometry, progress};
+use super::shared::{check_dense_layers, geometry, progress};
 
 pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let begin = Instant::now();
     let model = Model::load(&args.model_dir())?;
+    check_dense_layers(&model, args.cache.dense_layers)?;
     let file = args.prompt_file();
     let filter = PromptFilter { file: &file, tasks: &args.tasks, contexts: &args.contexts, limit: args.limit };
     let loaded = args.modes.load(&filter)?;
@@ -45,7 +46,7 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
             Box::new(cache).finish(args.keep)
         },
     )?;
-    (report.drift, report.passed_over) = (drift, loaded.passed_over);
+    (report.drift, report.passed_over, report.dense_layers) = (drift, loaded.passed_over, options.dense_layers);
     bar.finish_and_clear();
     let notes = backend.notes(report.steps());
     backend.close()?;

@@ -3,7 +3,7 @@
 use std::io::IsTerminal;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use stratakv_llama::kv::{KvDType, KvGeometry};
 use stratakv_llama::model::Model;
@@ -12,6 +12,13 @@ use stratakv_llama::model::Model;
 pub(super) fn geometry(model: &Model, dtype: KvDType, reconstructs: bool) -> Result<KvGeometry> {
     let rope = if reconstructs { Some(model.config().rope()?) } else { None };
     Ok(KvGeometry { rope, ..model.kv_geometry(dtype) })
+}
+
+/// Checks the number of first layers that attend to everything.
+pub(super) fn check_dense_layers(model: &Model, dense: u32) -> Result<()> {
+    let layers = model.config().layers();
+    ensure!(dense as usize <= layers, "--dense-layers {dense} is more than the {layers} layers of the model");
+    Ok(())
 }
 
 /// Makes a progress bar on stderr. It is hidden if stderr is not a terminal.

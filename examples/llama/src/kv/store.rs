@@ -283,6 +283,7 @@ impl StoreKv {
     }
 
     /// Compares every later attend with full attention over `mirror`, which must hold the same tokens. `None` stops it.
+    /// Layers that attend to everything are left out.
     pub fn probe(&mut self, mirror: Option<MemoryKv>) {
         self.probe = mirror.map(Probe::new);
     }
@@ -455,9 +456,10 @@ impl KvCache for StoreKv {
                 selection
             }
         };
-        if layer >= self.dense_layers {
-            self.selected.add(&selection, self.geometry.layers[layer].kv_heads);
+        if layer < self.dense_layers {
+            return Ok(());
         }
+        self.selected.add(&selection, self.geometry.layers[layer].kv_heads);
         match &mut self.probe {
             Some(probe) => probe.attended(layer, queries, |head| selection.entries(head).collect(), out),
             None => Ok(()),

@@ -60,7 +60,8 @@ pub fn compare(
     for policy in plan.policies {
         selectors.push(backend.selector(policy, plan.adapters)?);
     }
-    let mut table = Comparison { prefill: plan.prefill, ..Comparison::default() };
+    let (prefill, dense_layers) = (plan.prefill, plan.dense_layers);
+    let mut table = Comparison { prefill, dense_layers, ..Comparison::default() };
     for prompt in prompts {
         let mut one = || -> Result<()> {
             let (full, cache, ids) = filled(model, prompt, backend, plan, &selectors, progress)?;

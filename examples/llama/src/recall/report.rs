@@ -164,6 +164,8 @@ pub struct Report {
     /// attention. `None` if all were prefilled.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill: Option<usize>,
+    /// How many of the first layers attend to everything.
+    pub dense_layers: usize,
     /// The pairs of haystacks that were passed over because their needles contradict each other. `None` if prompts were
     /// not shifted.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -211,6 +213,9 @@ impl fmt::Display for Report {
         writeln!(f, "policy {}, budget {}; accuracies in % of items", first.policy, first.budget)?;
         if let Some(prefill) = self.prefill {
             writeln!(f, "the first {prefill} tokens by prefill, the others as decode steps with full attention")?;
+        }
+        if self.dense_layers > 0 {
+            writeln!(f, "first layers that attend to everything: {}", self.dense_layers)?;
         }
         writeln!(
             f,

@@ -128,6 +128,8 @@ pub struct Comparison {
     /// attention. `None` if all were prefilled. Merged runs have none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefill: Option<usize>,
+    /// How many of the first layers attend to everything. Merged runs have 0.
+    pub dense_layers: usize,
     /// The pairs of haystacks that were passed over because their needles contradict each other. `None` if prompts were
     /// not shifted.
     #[serde(skip_serializing_if = "Option::is_none")]
