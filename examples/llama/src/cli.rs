@@ -13,8 +13,9 @@ use crate::budget::Budget;
 use crate::kv::KvDType;
 use crate::kv::backend::KvOptions;
 use crate::kv::method::{DEFAULT_POLICIES, Policy, PolicyArgs, parse_compared, policies_help};
+use crate::kv::recorded::PROFILE_QUERIES;
 use crate::profile::QuerySource;
-use crate::recall::ModeArgs;
+use crate::recall::{ModeArgs, ProfileSource};
 
 const EXAMPLES: &str = "Examples:
   kvrun recall
@@ -36,6 +37,8 @@ const RECALL_EXAMPLES: &str = "Examples:
   kvrun recall --shift=1024 --contexts 2048 --memory-limit 32MiB
   # a document that is asked many times: 16 questions about each haystack, each from a fork
   kvrun recall --questions 16 --contexts 1024 --limit 2 --json
+  # clusters of tokens that calibration questions attend to together, with the first layer dense
+  kvrun recall --policy swarm --dense-layers 1 --questions 16 --profile questions:8 --memory-limit 64MiB
   # keys and values on two SSDs, selected by low-rank keys
   kvrun recall --policy kvswap --sigma 8 --adapters adapters --device /mnt/a/kv --device /mnt/b/kv";
 
@@ -50,6 +53,8 @@ const COMPARE_EXAMPLES: &str = "Examples:
   kvrun compare --methods window,minmax:raw,signs --contexts 1024 --limit 1
   # a number after the name is the method's parameter; raw and group choose the score
   kvrun compare --methods kvswap:8,kvswap:8:raw,tck:64:group --adapters adapters --out results
+  # clusters that are made of the queries of 64 generated tokens
+  kvrun compare --methods swarm:8,infllm --profile decode:64 --contexts 1024 --out decode
   # put the results of two runs together, and compare two methods prompt by prompt
   kvrun compare --merge results,more-results --pairs kvswap:8-tck:64";
 
@@ -205,6 +210,7 @@ impl CacheArgs {
             memory_limit: self.memory_limit,
             read_ahead: self.pipeline == Switch::On,
             durability,
+            profile_queries: PROFILE_QUERIES,
         })
     }
 }
@@ -231,6 +237,10 @@ pub struct RecallArgs {
     /// How prompts are run.
     #[command(flatten)]
     pub modes: ModeArgs,
+    /// Queries that swarm and infllm make their clusters of: last:N for at most N newest tokens before the question,
+    /// decode:N for N tokens that the model generates behind them, questions:N for N of --questions
+    #[arg(long, value_name = "last:N|decode:N|questions:N", default_value = "last:128")]
+    pub profile: ProfileSource,
     /// Leave the sequences in the store
     #[arg(long, requires = "devices")]
     pub keep: bool,
@@ -311,6 +321,10 @@ pub struct CompareArgs {
     /// How prompts are run.
     #[command(flatten)]
     pub modes: ModeArgs,
+    /// Queries that swarm and infllm make their clusters of: last:N for at most N newest tokens before the question,
+    /// decode:N for N tokens that the model generates behind them, questions:N for N of --questions
+    #[arg(long, value_name = "last:N|decode:N|questions:N", default_value = "last:128")]
+    pub profile: ProfileSource,
     /// Policies, listed below; a policy without raw or group takes the softmax
     #[arg(long, value_name = "P,P", value_delimiter = ',', value_parser = parse_compared)]
     #[arg(default_value = DEFAULT_POLICIES)]
@@ -425,6 +439,7 @@ fn plain_options(group_tokens: u32, devices: &[PathBuf]) -> KvOptions {
         memory_limit: None,
         read_ahead: false,
         durability: Durability::Lazy,
+        profile_queries: PROFILE_QUERIES,
     }
 }
 
@@ -452,7 +467,8 @@ impl RecallArgs {
     pub fn backend_options(&self) -> Result<KvOptions> {
         let durability = if self.keep { Durability::Sync } else { Durability::Lazy };
         let options = self.cache.options(durability)?;
-        Ok(KvOptions { memory_limit: options.memory_limit.or(Some(RECALL_MEMORY_LIMIT)), ..options })
+        let memory_limit = options.memory_limit.or(Some(RECALL_MEMORY_LIMIT));
+        Ok(KvOptions { memory_limit, profile_queries: self.profile.newest(), ..options })
     }
 
     /// Returns the model directory.
@@ -583,7 +599,7 @@ mod tests {
             [EXAMPLES, RECALL_EXAMPLES, CALIBRATE_EXAMPLES, COMPARE_EXAMPLES, PROFILE_EXAMPLES, GENERATE_EXAMPLES];
         let lines = texts.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("  "));
         let commands: Vec<&str> = lines.filter(|line| !line.starts_with('#')).collect();
-        assert_eq!(commands.len(), 22);
+        assert_eq!(commands.len(), 24);
         commands.into_iter().for_each(parses);
         for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -592,11 +608,11 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_the_readme_parse() {
-        let readme = include_str!("../README.md").replace("\\\n", " ");
+    fn commands_of_the_documents_parse() {
+        let readme = [include_str!("../README.md"), include_str!("../CLUSTERS.md")].concat().replace("\\\n", " ");
         let commands = readme.lines().filter(|line| line.starts_with("kvrun "));
         let commands: Vec<&str> = commands.map(|line| line.split('#').next().unwrap_or_default()).collect();
-        assert_eq!(commands.len(), 20);
+        assert_eq!(commands.len(), 22);
         commands.into_iter().for_each(parses);
     }
 
@@ -613,6 +629,11 @@ mod tests {
             assert!(error(&["profile", "--out", "x", "--queries", queries]).contains("give last:N"), "{queries}");
         }
         assert!(error(&["profile"]).contains("--out"));
+        for profile in ["last:0", "last:", "decode", "decode:x", "questions:0", "all"] {
+            for command in ["recall", "compare"] {
+                assert!(error(&[command, "--profile", profile]).contains("questions:N with N from 1 on"), "{profile}");
+            }
+        }
         assert!(error(&["recall", "--keep"]).contains("--device"));
         assert!(error(&["recall", "--memory-limit", "5 parsecs"]).contains("parsecs"));
         assert!(error(&["generate", "--model", "x", "--prompt", "a", "--max-tokens", "0"]).contains("0"));

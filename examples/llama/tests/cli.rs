@@ -105,6 +105,41 @@ fn questions_are_reported_in_two_halves() {
 }
 
 #[test]
+fn clusters_are_made_of_the_queries_that_are_asked_for() {
+    let args = ["--contexts", "1024", "--tasks", "MK", "--limit", "1", "--questions", "4", "--json"];
+    let mut weights = Vec::new();
+    for profile in ["last:32", "decode:8", "questions:2"] {
+        let more = ["compare", "--methods", "swarm:8", "--budgets", "1/3", "--probe", "--profile", profile];
+        let json: Value = serde_json::from_str(&stdout(&kvrun(&[&more[..], &args].concat()))).unwrap();
+        assert_eq!(json["profile"], profile);
+        let rows = json["rows"].as_array().unwrap();
+        assert_eq!(rows.len(), 4, "{json}");
+        weights.push(rows[3]["mass_recall"].as_f64().unwrap());
+        if profile != "questions:2" {
+            continue;
+        }
+        // Forks of `recall` have clusters of the same queries as their parents.
+        let fixed = ["recall", "--policy", "swarm", "--group-tokens", "8", "--memory-limit", "64MiB"];
+        let more = [&fixed[..], &["--budget", "1/3", "--profile", profile]].concat();
+        let json: Value = serde_json::from_str(&stdout(&kvrun(&[&more[..], &args].concat()))).unwrap();
+        assert_eq!((&json["profile"], json["answers"].as_array().unwrap().len()), (&profile.into(), 4), "{json}");
+        let answered = |rows: &[&Value]| rows.iter().map(|row| row["accuracy"].as_f64().unwrap()).sum::<f64>();
+        let cells = [&json["cells"][0], &json["cells"][1]];
+        assert_eq!(answered(&cells), answered(&[&rows[1], &rows[3]]), "{profile}");
+        let bytes = |name: &str| cells[1][name].as_u64().unwrap();
+        assert!(bytes("kv_bytes_read_per_step") < bytes("kv_bytes_total") * 9 / 10, "{json}");
+    }
+    assert!(weights.iter().all(|weight| (0.3..1.0).contains(weight)), "{weights:?}");
+    assert!(weights[0] != weights[1] && weights[1] != weights[2], "{weights:?}");
+    let refused = |more: &[&str]| failure(&[&["compare", "--contexts", "1024", "--limit", "1"], more].concat());
+    assert!(refused(&["--profile", "questions:2"]).contains("needs --questions 4"));
+    assert!(refused(&["--profile", "questions:3", "--questions", "4"]).contains("needs --questions 6"));
+    assert!(refused(&["--profile", "questions:2", "--questions", "4", "--prefill", "9"]).contains("--prefill"));
+    let long = ["--profile", "decode:9999", "--methods", "swarm", "--tasks", "S"];
+    assert!(refused(&long).contains("--profile decode:9999"));
+}
+
+#[test]
 fn dense_layers_are_left_out_of_the_figures_of_selections() {
     let compare = |dense: &str| -> Value {
         let fixed = ["compare", "--contexts", "1024", "--tasks", "S", "--limit", "1", "--probe", "--json"];

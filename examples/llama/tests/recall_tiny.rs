@@ -127,8 +127,7 @@ fn run_in_memory(
     policy: MemoryPolicy,
 ) -> recall::Report {
     let bar = ProgressBar::hidden();
-    let wanted = LogitPositions::Nothing;
-    let run = RecallRun { model, prompts, policy: label, prefill: None, questions: None, wanted, bar: &bar };
+    let run = RecallRun { model, prompts, policy: label, prefill: None, questions: None, profile: None, bar: &bar };
     run.run(
         || Ok(MemoryKv::new(geometry.clone(), MemoryPolicy::Full)),
         |_| Ok(MemoryKv::new(geometry.clone(), policy)),

@@ -8,7 +8,7 @@ use stratakv_llama::kv::backend::{Backend, KvOptions, open};
 use stratakv_llama::kv::memory::MemoryPolicy;
 use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, KvStats, LayerGeometry, MemoryKv};
 use stratakv_llama::model::{LogitPositions, Model};
-use stratakv_llama::recall::{self, RecallRun};
+use stratakv_llama::recall::{self, ProfileSource, RecallRun};
 
 fn fixture() -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures/recall-tiny")
@@ -28,6 +28,7 @@ fn options(policy: &str, devices: &[&Path]) -> KvOptions {
         memory_limit: Some(16 << 20),
         read_ahead: false,
         durability: Durability::Sync,
+        profile_queries: 128,
     }
 }
 
@@ -42,7 +43,7 @@ fn recall_with(options: &KvOptions, dtype: KvDType, limit: usize) -> (recall::Re
         policy: (options.policy.name(), "1/13"),
         prefill: None,
         questions: None,
-        wanted: if backend.needs_queries() { LogitPositions::Queries } else { LogitPositions::Nothing },
+        profile: backend.needs_queries().then_some(ProfileSource::Last(128)),
         bar: &bar,
     };
     let report = run

@@ -38,6 +38,7 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<()> {
 
 /// Runs all prompts with all methods.
 fn run(args: &CompareArgs) -> Result<recall::Comparison> {
+    args.profile.check(&args.modes)?;
     let dir = model_or_default(args.model.as_deref());
     let model = Model::load(&dir)?;
     check_dense_layers(&model, args.dense_layers)?;
@@ -54,6 +55,7 @@ fn run(args: &CompareArgs) -> Result<recall::Comparison> {
         budgets: &args.budgets,
         prefill: args.modes.prefill_tokens(),
         questions: args.modes.question_count(),
+        profile: args.profile,
         dense_layers: args.dense_layers as usize,
         adapters: args.adapters.as_deref(),
         probe: args.probe,

@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Result;
 use stratakv_llama::cli::RecallArgs;
 use stratakv_llama::kv::{KvCache, backend, engine_error};
-use stratakv_llama::model::{LogitPositions, Model};
+use stratakv_llama::model::Model;
 use stratakv_llama::process;
 use stratakv_llama::recall::{self, PromptFilter, RecallRun};
 use stratakv_llama::weights::fingerprint;
@@ -15,6 +15,7 @@ use super::shared::{check_dense_layers, geometry, progress};
 
 pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let begin = Instant::now();
+    args.profile.check(&args.modes)?;
     let model = Model::load(&args.model_dir())?;
     check_dense_layers(&model, args.cache.dense_layers)?;
     let file = args.prompt_file();
@@ -31,8 +32,8 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let policy = (options.policy.name(), budget.as_str());
     let prefill = args.modes.prefill_tokens();
     let questions = args.modes.question_count();
-    let wanted = if backend.needs_queries() { LogitPositions::Queries } else { LogitPositions::Nothing };
-    let run = RecallRun { model: &model, prompts, policy, prefill, questions, wanted, bar: &bar };
+    let profile = backend.needs_queries().then_some(args.profile);
+    let run = RecallRun { model: &model, prompts, policy, prefill, questions, profile, bar: &bar };
     let mut report = run.run(
         || backend.in_memory(),
         |prompt| backend.create(&format!("recall/{}", prompt.id)),

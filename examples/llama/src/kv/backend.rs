@@ -16,16 +16,18 @@ use stratakv::options::{CacheOptions, CachePolicy};
 use stratakv::retrieval::{Adapter, HeadAggregation, Selector};
 use stratakv::store::StoreStatus;
 use stratakv::{
-    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Store, StoreOptions, StoredSummary,
-    SummaryResidency,
+    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store, StoreOptions,
+    StoredSummary, SummaryResidency,
 };
 use tempfile::TempDir;
 
+use super::cache::KvCache;
 use super::error::engine_error;
 use super::geometry::KvGeometry;
 use super::layout::kv_layout;
 use super::memory::{MemoryKv, MemoryPolicy};
 use super::method::Policy;
+use super::recorded::RecordedQueries;
 use super::store::{StoreKv, StorePolicy};
 use crate::budget::Budget;
 use crate::process;
@@ -63,6 +65,8 @@ pub struct KvOptions {
     pub read_ahead: bool,
     /// The durability of commits: [`Durability::Sync`] if sequences outlive the run.
     pub durability: Durability,
+    /// The newest queries before a question that methods with a profile make their clusters of.
+    pub profile_queries: usize,
 }
 
 impl KvOptions {
@@ -86,6 +90,7 @@ pub struct Backend {
     budget: Budget,
     read_ahead: bool,
     durability: Durability,
+    profile_queries: usize,
     /// Bytes that the devices had read when the store was open.
     device_begin: u64,
     /// `read_bytes` of `/proc/self/io` when the store was open.
@@ -135,6 +140,7 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
         budget: options.budget,
         read_ahead: options.read_ahead,
         durability: options.durability,
+        profile_queries: options.profile_queries,
         device_begin,
         process_begin,
         temporary,
@@ -212,7 +218,7 @@ impl Backend {
         let key = format!("session/{name}");
         let options = OpenSequence::new().layout(&self.layout).summary_residency(self.summaries);
         match self.store.open_sequence(&key, options) {
-            Ok(sequence) => self.cache(sequence),
+            Ok(sequence) => self.cache(sequence, None),
             Err(e) if e.kind() == ErrorKind::NotFound => self.create(&key),
             Err(e) => Err(engine_error(e)).with_context(|| format!("session {name:?}")),
         }
@@ -235,26 +241,33 @@ impl Backend {
         let options =
             CreateOptions::new().key(key).store_summary(StoredSummary::MinMax).summary_residency(self.summaries);
         let sequence = self.store.create_sequence(&self.layout, options).map_err(engine_error)?;
-        self.cache(sequence)
+        self.cache(sequence, None)
     }
 
-    /// Makes a cache with the same tokens, which has no name. If it is dropped without a commit, it leaves nothing.
+    /// Makes a cache with the same tokens, which has no name. If it is dropped without a commit, it leaves nothing. Its
+    /// clusters are made of the queries of `cache`.
     ///
     /// # Errors
     /// Fails if the store reports an error.
     pub fn fork(&self, cache: &mut StoreKv) -> Result<StoreKv> {
-        self.cache(cache.fork_sequence().map_err(engine_error)?)
+        let queries = cache.profile_queries().cloned();
+        self.cache(cache.fork_sequence().map_err(engine_error)?, queries)
     }
 
-    /// Makes a cache of a sequence, with the policy and the selector of this run.
-    fn cache(&self, sequence: stratakv::Sequence) -> Result<StoreKv> {
+    /// Makes a cache of a sequence, with the policy and the selector of this run. Clusters are made of `queries`, or of
+    /// those that the cache will record.
+    fn cache(&self, sequence: Sequence, queries: Option<RecordedQueries>) -> Result<StoreKv> {
         let mut cache = StoreKv::new(&self.store, sequence, self.geometry.clone(), self.policy, self.durability);
+        if let Some(queries) = queries {
+            cache.set_profile(queries);
+        }
         cache.set_dense_layers(self.dense_layers);
         cache.read_ahead(self.read_ahead);
         if let Some((selector, aggregation)) = &self.selector {
             if selector.entries().is_some() {
-                let selector = Arc::clone(selector);
-                cache.attach_entries_later(selector, *aggregation, self.budget).map_err(engine_error)?;
+                let (selector, queries) = (Arc::clone(selector), self.profile_queries);
+                let attached = cache.attach_entries_later(selector, (*aggregation, self.budget), queries);
+                attached.map_err(engine_error)?;
                 return Ok(cache);
             }
             let selector = cache.attach_stored(Arc::clone(selector)).map_err(engine_error)?;

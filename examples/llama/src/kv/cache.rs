@@ -12,6 +12,7 @@ use anyhow::Result;
 use stratakv::pipeline::PipelineReport;
 
 use super::geometry::KvGeometry;
+use super::recorded::RecordedQueries;
 
 /// The costs of a cache so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,8 +92,12 @@ pub trait KvCache {
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()>;
 
     /// Receives the queries of prefill, `[tokens, query_heads, head_dim]`, if the caller asked for
-    /// [`LogitPositions::Queries`](crate::model::Wanted).
+    /// [`LogitPositions::Queries`](crate::model::LogitPositions).
     fn observe(&mut self, _layer: usize, _queries: &[f32]) {}
+
+    /// Receives the queries that a policy makes its clusters of, instead of the newest ones that the cache receives by
+    /// itself. Clusters that are built already stay as they are.
+    fn set_profile(&mut self, _queries: RecordedQueries) {}
 
     /// Makes the appended tokens durable, with the ids of the tokens since the last commit and the caller's state.
     ///

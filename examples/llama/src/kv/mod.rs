@@ -10,6 +10,7 @@
 //! | [`adapters`] | adapters as safetensors files |
 //! | [`memory`], [`grouped`] | caches in memory, the reference for every accuracy figure |
 //! | [`probe`] | the attention weight that a selection misses |
+//! | [`recorded`], [`recording`] | queries that clusters are made of, and a cache in memory that records them |
 //! | [`error`] | the engine's errors with advice |
 
 pub mod adapters;
@@ -23,6 +24,7 @@ pub mod memory;
 pub mod method;
 pub mod probe;
 pub mod recorded;
+pub mod recording;
 pub mod selected;
 pub mod store;
 

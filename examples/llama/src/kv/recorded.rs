@@ -1,4 +1,4 @@
-//! The newest queries of each layer, which some methods make their clusters from.
+//! The newest queries of each layer, which some methods make their clusters of.
 
 use std::collections::VecDeque;
 
@@ -7,32 +7,40 @@ pub const PROFILE_QUERIES: usize = 128;
 
 /// The newest queries of each layer.
 #[derive(Clone, Debug, Default)]
-pub(super) struct RecordedQueries {
+pub struct RecordedQueries {
     layers: Vec<VecDeque<Vec<f32>>>,
     limit: usize,
 }
 
 impl RecordedQueries {
     /// Returns a record of at most `limit` queries per layer.
-    pub(super) fn new(layers: usize, limit: usize) -> Self {
+    #[must_use]
+    pub fn new(layers: usize, limit: usize) -> Self {
         Self { layers: vec![VecDeque::new(); layers], limit }
     }
 
     /// Takes the queries `[tokens, query_heads * head_dim]` of a layer, whose rows have `row` elements.
-    pub(super) fn add(&mut self, layer: usize, queries: &[f32], row: usize) {
+    pub fn add(&mut self, layer: usize, queries: &[f32], row: usize) {
         let Some(recorded) = self.layers.get_mut(layer) else { return };
         let rows = queries.len() / row.max(1);
         for query in queries.chunks_exact(row.max(1)).skip(rows.saturating_sub(self.limit)) {
-            if recorded.len() == self.limit {
+            recorded.push_back(query.to_vec());
+            if recorded.len() > self.limit {
                 recorded.pop_front();
             }
-            recorded.push_back(query.to_vec());
         }
     }
 
     /// Returns the queries of a layer, from the oldest to the newest.
-    pub(super) fn of(&self, layer: usize) -> Vec<&[f32]> {
+    #[must_use]
+    pub fn of(&self, layer: usize) -> Vec<&[f32]> {
         self.layers.get(layer).into_iter().flatten().map(Vec::as_slice).collect()
+    }
+
+    /// Returns the queries of the first layer, which are as many as those of every other layer after a step.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.layers.first().map_or(0, VecDeque::len)
     }
 }
 
@@ -47,6 +55,9 @@ mod tests {
         recorded.add(0, &[3.0, 3.0, 4.0, 4.0, 5.0, 5.0, 6.0, 6.0], 2);
         recorded.add(9, &[7.0, 7.0], 2);
         assert_eq!(recorded.of(0), [[4.0, 4.0], [5.0, 5.0], [6.0, 6.0]]);
-        assert!(recorded.of(1).is_empty() && recorded.of(9).is_empty());
+        assert!(recorded.of(1).is_empty() && recorded.of(9).is_empty() && recorded.count() == 3);
+        let mut none = RecordedQueries::new(1, 0);
+        none.add(0, &[1.0; 4], 2);
+        assert_eq!(none.count(), 0);
     }
 }

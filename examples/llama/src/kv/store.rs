@@ -27,7 +27,7 @@ use super::error::engine_error;
 use super::geometry::KvGeometry;
 use super::memory::MemoryKv;
 use super::probe::{Probe, ProbeSums};
-use super::recorded::{PROFILE_QUERIES, RecordedQueries};
+use super::recorded::RecordedQueries;
 use super::selected::SelectedSums;
 use crate::budget::Budget;
 
@@ -92,8 +92,10 @@ pub struct StoreKv {
     /// The layer that the pipeline read last, and its selection.
     prepared: Option<(usize, Selection)>,
     reconstructed: Option<ReconstructedKeys>,
-    /// The newest queries, if a selector makes clusters from them.
+    /// The newest queries, if a selector makes clusters of them.
     recorded: Option<RecordedQueries>,
+    /// The queries that the caller gave instead of the newest ones.
+    profile: Option<RecordedQueries>,
     /// The selector that the first commit attaches.
     deferred: Option<(Arc<dyn Selector>, HeadAggregation, Budget)>,
     selected: SelectedSums,
@@ -128,6 +130,7 @@ impl StoreKv {
             prepared: None,
             reconstructed: None,
             recorded: None,
+            profile: None,
             deferred: None,
             selected: SelectedSums::default(),
         }
@@ -197,7 +200,7 @@ impl StoreKv {
     }
 
     /// Attaches a selector that chooses entries, once the prompt is there. A method that needs a profile gets the
-    /// [recorded](Self::record_queries) queries of every layer.
+    /// [recorded](Self::record_queries) queries of every layer, or those of [`KvCache::set_profile`].
     ///
     /// # Errors
     /// Fails as [`Sequence::attach`] and [`Sequence::profile`] do.
@@ -206,7 +209,9 @@ impl StoreKv {
         for layer in 0..self.geometry.layers.len() {
             let summaries = self.sequence.selector_summaries(id, layer)?;
             let takes_profile = summaries.iter().any(|summary| summary.profile_bytes(1).is_some());
-            let recorded = self.recorded.as_ref().map_or_else(Vec::new, |recorded| recorded.of(layer));
+            // A call of `profile_queries` would borrow the sequence too.
+            let recorded = self.profile.as_ref().or(self.recorded.as_ref());
+            let recorded = recorded.map_or_else(Vec::new, |recorded| recorded.of(layer));
             if takes_profile && !recorded.is_empty() {
                 self.sequence.profile(id, layer, &recorded, Some(self.geometry.scale))?;
             }
@@ -215,20 +220,21 @@ impl StoreKv {
     }
 
     /// Attaches a selector that chooses entries with the first commit, and selects by it from then on. A sequence that
-    /// has tokens already gets it at once.
+    /// has tokens already gets it at once. Until then the cache records the newest `queries` queries.
     ///
     /// # Errors
     /// Fails as [`Self::attach_entries`] does.
     pub fn attach_entries_later(
         &mut self,
         selector: Arc<dyn Selector>,
-        aggregation: HeadAggregation,
-        budget: Budget,
+        (aggregation, budget): (HeadAggregation, Budget),
+        queries: usize,
     ) -> stratakv::Result<()> {
-        self.record_queries(PROFILE_QUERIES);
+        self.record_queries(queries);
         self.policy = StorePolicy::Full;
         self.deferred = Some((selector, aggregation, budget));
-        if self.sequence.committed() > 0 { self.attach_deferred() } else { Ok(()) }
+        // A fork has tokens before its first commit.
+        if self.sequence.is_empty() { Ok(()) } else { self.attach_deferred() }
     }
 
     /// Attaches the selector that waits for a commit.
@@ -242,6 +248,12 @@ impl StoreKv {
     /// Records the newest `limit` queries of each layer from now on.
     pub fn record_queries(&mut self, limit: usize) {
         self.recorded = Some(RecordedQueries::new(self.geometry.layers.len(), limit));
+    }
+
+    /// Returns the queries that clusters are made of: those of [`KvCache::set_profile`], or the recorded ones.
+    #[must_use]
+    pub fn profile_queries(&self) -> Option<&RecordedQueries> {
+        self.profile.as_ref().or(self.recorded.as_ref())
     }
 
     /// Returns sums over the selections that were attended to.
@@ -415,6 +427,10 @@ impl KvCache for StoreKv {
         if let Some(recorded) = &mut self.recorded {
             recorded.add(layer, queries, row);
         }
+    }
+
+    fn set_profile(&mut self, queries: RecordedQueries) {
+        self.profile = Some(queries);
     }
 
     fn prepare(&mut self, layer: usize, queries: &[f32], predict: Option<&Predict<'_>>) -> Result<()> {

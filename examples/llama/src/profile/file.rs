@@ -1,4 +1,4 @@
-//! Profiles as safetensors files: a JSON header and little-endian arrays. `README.md` of this crate lists the tensors.
+//! Profiles as safetensors files: a JSON header and little-endian arrays. `CLUSTERS.md` of this crate lists them.
 //!
 //! The metadata entry `profile` holds [`ProfileAbout`] as JSON. `format` is `stratakv-profile`, and `version` is `1`.
 //! A reader checks every length and index before it uses them.

@@ -1,7 +1,7 @@
 //! Compares many policies on the same stored bytes. For each prompt:
 //!
 //! 1. [`prefill_tokens`] and [`grow`] fill a cache in memory and a sequence of the store, which has every policy's
-//!    selector attached.
+//!    selector attached. Clusters are made once the prompt is there, from the queries of [`Plan::profile`].
 //! 2. The cache in memory answers with full attention.
 //! 3. Every policy answers from the sequence under every budget. After each answer the sequence is truncated to the
 //!    prompt.
@@ -12,15 +12,16 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use stratakv::retrieval::{Selector, SelectorId};
 
+use super::answer::answer;
 use super::fill::{grow, prefill_tokens, prefilled};
 use super::needles::questions;
+use super::profile_source::ProfileSource;
 use super::prompts::Prompt;
-use super::run::{STATE, answer};
+use super::run::STATE;
 use super::table::{Comparison, FULL, Figures};
 use crate::budget::Budget;
 use crate::kv::backend::{Backend, SINKS};
 use crate::kv::method::Policy;
-use crate::kv::recorded::PROFILE_QUERIES;
 use crate::kv::store::{StoreKv, StorePolicy};
 use crate::kv::{KvCache, MemoryKv, engine_error};
 use crate::model::{LogitPositions, Model};
@@ -36,6 +37,8 @@ pub struct Plan<'a> {
     pub prefill: Option<usize>,
     /// The number of questions about each haystack. `None` asks the prompt's own question.
     pub questions: Option<usize>,
+    /// The queries that methods with a profile make their clusters of.
+    pub profile: ProfileSource,
     /// How many of the first layers attend to everything.
     pub dense_layers: usize,
     /// The directory of adapters.
@@ -60,8 +63,9 @@ pub fn compare(
     for policy in plan.policies {
         selectors.push(backend.selector(policy, plan.adapters)?);
     }
+    let profile = selectors.iter().flatten().any(chooses_entries).then(|| plan.profile.to_string());
     let (prefill, dense_layers) = (plan.prefill, plan.dense_layers);
-    let mut table = Comparison { prefill, dense_layers, ..Comparison::default() };
+    let mut table = Comparison { prefill, dense_layers, profile, ..Comparison::default() };
     for prompt in prompts {
         let mut one = || -> Result<()> {
             let (full, cache, ids) = filled(model, prompt, backend, plan, &selectors, progress)?;
@@ -70,6 +74,10 @@ pub fn compare(
         one().with_context(|| format!("prompt {}", prompt.id))?;
     }
     Ok(table)
+}
+
+fn chooses_entries(selector: &Arc<dyn Selector>) -> bool {
+    selector.entries().is_some()
 }
 
 /// The caches of one prompt, with full attention and of the policies, and the selector of each policy.
@@ -87,12 +95,11 @@ fn filled(
     let mut full = backend.in_memory()?;
     let mut cache = backend.create(&format!("compare/{}", prompt.id))?;
     // Groups are summarised while the prompt streams in. Clusters are built once it is there.
-    let is_of_entries = |selector: &Arc<dyn Selector>| selector.entries().is_some();
     let mut ids = vec![None; selectors.len()];
     let mut attach = |cache: &mut StoreKv, entries: bool| -> Result<()> {
         for (selector, id) in selectors.iter().zip(&mut ids) {
             *id = match selector {
-                Some(own) if is_of_entries(own) != entries => *id,
+                Some(own) if chooses_entries(own) != entries => *id,
                 Some(own) if entries => Some(cache.attach_entries(own.clone()).map_err(engine_error)?),
                 Some(own) => Some(cache.attach(own.clone()).map_err(engine_error)?),
                 None => None,
@@ -101,14 +108,16 @@ fn filled(
         Ok(())
     };
     attach(&mut cache, false)?;
-    let needs_queries = selectors.iter().flatten().any(is_of_entries);
-    if needs_queries {
-        cache.record_queries(PROFILE_QUERIES);
-    }
-    let wanted = if needs_queries { LogitPositions::Queries } else { LogitPositions::Nothing };
+    let profile = selectors.iter().flatten().any(chooses_entries).then_some(plan.profile);
+    cache.record_queries(profile.map_or(0, ProfileSource::newest));
+    let wanted = profile.map_or(LogitPositions::Nothing, ProfileSource::wanted);
     let haystack = &prompt.prompt[..prompt.query_start];
     let (prompt_tokens, grown) = haystack.split_at(prefilled(plan.prefill, haystack.len())?);
-    prefill_tokens(model, prompt_tokens, &mut [&mut full, &mut cache], wanted, progress)?;
+    let logits = prefill_tokens(model, prompt_tokens, &mut [&mut full, &mut cache], wanted, progress)?;
+    if let Some(profile) = profile {
+        let queries = profile.record(model, prompt, plan.questions, (&full, &logits))?;
+        queries.into_iter().for_each(|queries| cache.set_profile(queries));
+    }
     cache.commit(prompt_tokens, STATE).context("commit of the prompt")?;
     attach(&mut cache, true)?;
     grow(model, grown, &mut [&mut full, &mut cache], progress)?;

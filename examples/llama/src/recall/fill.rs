@@ -31,7 +31,7 @@ pub fn fill(
     grow(model, rest, caches, progress)
 }
 
-/// Fills empty caches with the tokens `ids` by prefill. `wanted` is what it computes beside keys and values. `progress`
+/// Fills empty caches with the tokens `ids` by prefill, and returns the logits that `wanted` asks for. `progress`
 /// receives numbers of finished tokens, which add up to all of them.
 ///
 /// # Errors
@@ -42,16 +42,16 @@ pub fn prefill_tokens(
     caches: &mut [&mut dyn KvCache],
     wanted: LogitPositions,
     progress: &dyn Fn(usize),
-) -> Result<()> {
+) -> Result<Vec<f32>> {
     ensure!(!ids.is_empty(), "prefill of no tokens");
     let (layers, passed) = (model.config().layers(), Cell::new(0));
-    model.prefill(ids, caches, wanted, &|tokens| {
+    let logits = model.prefill(ids, caches, wanted, &|tokens| {
         let before = passed.replace(passed.get() + tokens);
         progress(passed.get() / layers - before / layers);
     })?;
     // Prefill leaves out a layer of the tokens whose output it does not need.
     progress(ids.len() - passed.get() / layers);
-    Ok(())
+    Ok(logits)
 }
 
 /// Appends the tokens `ids` as decode steps to caches that hold the same tokens. The first cache attends, and every

@@ -166,6 +166,9 @@ pub struct Report {
     pub prefill: Option<usize>,
     /// How many of the first layers attend to everything.
     pub dense_layers: usize,
+    /// The queries that a policy with a profile made its clusters of. `None` if the policy chooses no entries.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// The pairs of haystacks that were passed over because their needles contradict each other. `None` if prompts were
     /// not shifted.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -216,6 +219,9 @@ impl fmt::Display for Report {
         }
         if self.dense_layers > 0 {
             writeln!(f, "first layers that attend to everything: {}", self.dense_layers)?;
+        }
+        if let Some(profile) = &self.profile {
+            writeln!(f, "queries of a profile: {profile}")?;
         }
         writeln!(
             f,

@@ -1,60 +1,25 @@
 //! Runs prompts one after the other. For each prompt:
 //!
 //! 1. [`prefill_tokens`] and [`grow`] fill two caches: one with full attention in memory, and one under the policy. The
-//!    second one commits.
+//!    second one gets the queries of [`RecallRun::profile`] and commits.
 //! 2. With [`RecallRun::questions`], step 3 is repeated for each question, from a fork of both caches.
 //! 3. [`answer`] feeds the query and the answer to both caches as decode steps and takes their predictions.
 //! 4. The predictions, the logits and the costs of the decode steps go to the report.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Context, Result};
 use indicatif::ProgressBar;
 
+use super::answer::{Answers, answer};
 use super::fill::{grow, prefill_tokens, prefilled};
 use super::needles::questions;
+use super::profile_source::ProfileSource;
 use super::prompts::Prompt;
 use super::report::{Asked, Cell, PromptScore, Report};
 use crate::kv::{KvCache, KvStats, MemoryKv};
-use crate::model::{LogitPositions, Model, argmax};
+use crate::model::{LogitPositions, Model};
 
 /// The caller's state of a recall sequence. It holds nothing to resume.
 pub const STATE: &[u8] = b"recall";
-
-/// The result of one pass over a query and its answer.
-#[derive(Clone, Debug)]
-pub struct Answers {
-    /// The predicted id of each answer token. `None` if the token was given.
-    pub predicted: Vec<Option<u32>>,
-    /// The logits `[vocab]` of each prediction, in order.
-    pub logits: Vec<Vec<f32>>,
-    /// Decode steps.
-    pub steps: usize,
-    /// The time that the decode steps took.
-    pub elapsed: Duration,
-}
-
-/// Feeds the query and the answer (teacher forcing) as decode steps to a cache that holds the tokens before the query.
-///
-/// # Errors
-/// Fails as [`Model::decode`] does.
-pub fn answer(model: &Model, prompt: &Prompt, cache: &mut dyn KvCache) -> Result<Answers> {
-    let begin = Instant::now();
-    let query = prompt.prompt.len() - prompt.query_start;
-    let mut answers =
-        Answers { predicted: vec![None; prompt.answer.len()], logits: Vec::new(), steps: 0, elapsed: Duration::ZERO };
-    for (i, id) in prompt.fed().enumerate() {
-        let logits = model.decode(id, cache)?;
-        answers.steps += 1;
-        let Some(next) = (i + 1).checked_sub(query) else { continue };
-        if prompt.score[next] == 1 {
-            answers.predicted[next] = argmax(&logits);
-            answers.logits.push(logits);
-        }
-    }
-    answers.elapsed = begin.elapsed();
-    Ok(answers)
-}
 
 /// The model, the prompts and the names of a run.
 pub struct RecallRun<'a> {
@@ -69,8 +34,8 @@ pub struct RecallRun<'a> {
     pub prefill: Option<usize>,
     /// The number of questions about each haystack. `None` asks the prompt's own question.
     pub questions: Option<usize>,
-    /// What prefill computes beside keys and values: queries, if the policy makes a profile of them.
-    pub wanted: LogitPositions,
+    /// The queries that a policy with a profile makes its clusters of. `None` if the policy chooses no entries.
+    pub profile: Option<ProfileSource>,
     /// The progress bar. It counts tokens before the question.
     pub bar: &'a ProgressBar,
 }
@@ -93,14 +58,20 @@ impl RecallRun<'_> {
         mut fork: impl FnMut(&mut C) -> Result<C>,
         mut close: impl FnMut(&Prompt, C) -> Result<()>,
     ) -> Result<Report> {
-        let mut report = Report { prefill: self.prefill, ..Report::default() };
+        let profile = self.profile.map(|source| source.to_string());
+        let mut report = Report { prefill: self.prefill, profile, ..Report::default() };
         for prompt in self.prompts {
             let mut one = || -> Result<()> {
                 let (mut full, mut cache) = (full()?, open(prompt)?);
                 let ids = &prompt.prompt[..prompt.query_start];
                 let tick = |tokens| self.bar.inc(tokens as u64);
                 let (prompt_tokens, grown) = ids.split_at(prefilled(self.prefill, ids.len())?);
-                prefill_tokens(self.model, prompt_tokens, &mut [&mut full, &mut cache], self.wanted, &tick)?;
+                let wanted = self.profile.map_or(LogitPositions::Nothing, ProfileSource::wanted);
+                let logits = prefill_tokens(self.model, prompt_tokens, &mut [&mut full, &mut cache], wanted, &tick)?;
+                if let Some(profile) = self.profile {
+                    let queries = profile.record(self.model, prompt, self.questions, (&full, &logits))?;
+                    queries.into_iter().for_each(|queries| cache.set_profile(queries));
+                }
                 cache.commit(prompt_tokens, STATE).context("commit of the prompt")?;
                 grow(self.model, grown, &mut [&mut full, &mut cache], &tick)?;
                 // After the commit all tokens are on the devices, so steps read all that they attend to.

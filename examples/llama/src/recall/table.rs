@@ -130,6 +130,10 @@ pub struct Comparison {
     pub prefill: Option<usize>,
     /// How many of the first layers attend to everything. Merged runs have 0.
     pub dense_layers: usize,
+    /// The queries that methods with a profile made their clusters of. `None` if no method chooses entries. Merged runs
+    /// have none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub profile: Option<String>,
     /// The pairs of haystacks that were passed over because their needles contradict each other. `None` if prompts were
     /// not shifted.
     #[serde(skip_serializing_if = "Option::is_none")]
