@@ -12,7 +12,7 @@ use stratakv::{Durability, SummaryResidency};
 use crate::budget::Budget;
 use crate::kv::KvDType;
 use crate::kv::backend::KvOptions;
-use crate::kv::method::{DEFAULT_POLICIES, Policy, PolicyArgs, parse_compared, policies_help};
+use crate::kv::method::{DEFAULT_POLICIES, Policy, PolicyArgs, parse_clustered, parse_compared, policies_help};
 use crate::kv::recorded::PROFILE_QUERIES;
 use crate::profile::QuerySource;
 use crate::recall::{ModeArgs, ProfileSource};
@@ -66,6 +66,15 @@ const PROFILE_EXAMPLES: &str = "Examples:
   # the first half of 32 questions about a dense haystack
   kvrun profile --task MKD --context 4096 --queries questions --questions 32 --out questions.safetensors";
 
+const CLUSTER_EXAMPLES: &str = "Examples:
+  # a session, and the clusters that two methods make of it
+  kvrun generate --model ~/models/Qwen2.5-0.5B --prompt-file book.txt --max-tokens 9 --session s --device /mnt/ssd/kv
+  kvrun cluster --model ~/models/Qwen2.5-0.5B --session s --device /mnt/ssd/kv
+  # other methods, which need no queries
+  kvrun cluster --model ~/models/Qwen2.5-0.5B --session s --device /mnt/ssd/kv --methods kmeans:32,dynakv:8 --queries 0
+  # clusters that are chosen by the codes of their members, as JSON
+  kvrun cluster --model ~/models/Qwen2.5-0.5B --session s --device kv --methods swarm:8:members --adapters a --json";
+
 const GENERATE_EXAMPLES: &str = "Examples:
   kvrun generate --model ~/models/Qwen2.5-0.5B --prompt 'Once upon a time' --max-tokens 64
   # a session stays in the store: the same command continues it after a restart or a kill
@@ -98,6 +107,8 @@ pub enum Command {
     Compare(CompareArgs),
     /// Record which tokens the queries of one prompt attend to, and its keys, in a file for other tools
     Profile(ProfileArgs),
+    /// Build clusters of a stored session, and show their number, sizes and memory
+    Cluster(ClusterArgs),
     /// Continue a text, or a session that an earlier run left in the store
     Generate(GenerateArgs),
 }
@@ -211,6 +222,7 @@ impl CacheArgs {
             read_ahead: self.pipeline == Switch::On,
             durability,
             profile_queries: PROFILE_QUERIES,
+            read_only: false,
         })
     }
 }
@@ -424,6 +436,59 @@ pub struct ProfileArgs {
     pub json: bool,
 }
 
+/// The options of `kvrun cluster`.
+#[derive(Debug, Args)]
+#[command(after_help = CLUSTER_EXAMPLES)]
+pub struct ClusterArgs {
+    /// Model directory
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Name of the session, as kvrun generate stored it
+    #[arg(long, value_name = "NAME")]
+    pub session: String,
+    /// Directory of the store, which is not written to; repeat it for several SSDs
+    #[arg(long = "device", value_name = "DIR", required = true)]
+    pub devices: Vec<PathBuf>,
+    /// Methods that make clusters, such as swarm:8 or dynakv:16:members
+    #[arg(long, value_name = "M,M", value_delimiter = ',', value_parser = parse_clustered)]
+    #[arg(default_value = "dynakv:16,swarm:8,infllm:128")]
+    pub methods: Vec<Policy>,
+    /// Newest queries of the session to make clusters of, and to measure the kept weight with; they are computed again
+    /// from the token ids [default: 128, or all]
+    #[arg(long, value_name = "N")]
+    pub queries: Option<usize>,
+    /// Attended tokens of a query, for the kept weight
+    #[arg(long, value_name = "SHARE|Nt", default_value = "1/13")]
+    pub budget: Budget,
+    /// Directory of adapters that kvrun calibrate made [default: the adapters in the store]
+    #[arg(long, value_name = "DIR")]
+    pub adapters: Option<PathBuf>,
+    /// Tokens per group of the session
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub group_tokens: u32,
+    /// Element type of the session's keys and values
+    #[arg(long, value_enum, default_value_t = KvDType::F16)]
+    pub dtype: KvDType,
+    /// How the session's groups are stored
+    #[arg(long, value_enum, default_value_t = Codec::Raw)]
+    pub codec: Codec,
+    /// Limit of the store's memory, such as 64MiB [default: 512MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory_limit: Option<u64>,
+    /// Print JSON instead of a table
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl ClusterArgs {
+    /// Returns the options of the store, which is opened without writing to it.
+    #[must_use]
+    pub fn backend_options(&self) -> KvOptions {
+        let (codec, memory_limit) = (self.codec.into(), self.memory_limit);
+        KvOptions { codec, memory_limit, read_only: true, ..plain_options(self.group_tokens, &self.devices) }
+    }
+}
+
 /// Returns options of a store without a policy of its own.
 fn plain_options(group_tokens: u32, devices: &[PathBuf]) -> KvOptions {
     KvOptions {
@@ -440,6 +505,7 @@ fn plain_options(group_tokens: u32, devices: &[PathBuf]) -> KvOptions {
         read_ahead: false,
         durability: Durability::Lazy,
         profile_queries: PROFILE_QUERIES,
+        read_only: false,
     }
 }
 
@@ -595,11 +661,18 @@ mod tests {
 
     #[test]
     fn examples_of_every_help_parse() {
-        let texts =
-            [EXAMPLES, RECALL_EXAMPLES, CALIBRATE_EXAMPLES, COMPARE_EXAMPLES, PROFILE_EXAMPLES, GENERATE_EXAMPLES];
+        let texts = [
+            EXAMPLES,
+            RECALL_EXAMPLES,
+            CALIBRATE_EXAMPLES,
+            COMPARE_EXAMPLES,
+            PROFILE_EXAMPLES,
+            CLUSTER_EXAMPLES,
+            GENERATE_EXAMPLES,
+        ];
         let lines = texts.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("  "));
         let commands: Vec<&str> = lines.filter(|line| !line.starts_with('#')).collect();
-        assert_eq!(commands.len(), 24);
+        assert_eq!(commands.len(), 28);
         commands.into_iter().for_each(parses);
         for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -612,7 +685,7 @@ mod tests {
         let readme = [include_str!("../README.md"), include_str!("../CLUSTERS.md")].concat().replace("\\\n", " ");
         let commands = readme.lines().filter(|line| line.starts_with("kvrun "));
         let commands: Vec<&str> = commands.map(|line| line.split('#').next().unwrap_or_default()).collect();
-        assert_eq!(commands.len(), 22);
+        assert_eq!(commands.len(), 25);
         commands.into_iter().for_each(parses);
     }
 
@@ -634,6 +707,11 @@ mod tests {
                 assert!(error(&[command, "--profile", profile]).contains("questions:N with N from 1 on"), "{profile}");
             }
         }
+        let cluster = ["cluster", "--model", "x", "--session", "s", "--device", "d"];
+        for method in ["tck:64", "pqcache", "tokens", "full", "window", "swarm:0", "best", ""] {
+            assert!(error(&[&cluster[..], &["--methods", method]].concat()).contains("methods"), "{method}");
+        }
+        assert!(error(&cluster[..5]).contains("--device"));
         assert!(error(&["recall", "--keep"]).contains("--device"));
         assert!(error(&["recall", "--memory-limit", "5 parsecs"]).contains("parsecs"));
         assert!(error(&["generate", "--model", "x", "--prompt", "a", "--max-tokens", "0"]).contains("0"));

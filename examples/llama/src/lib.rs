@@ -9,12 +9,13 @@
 //! 4. [`sampler`] draws tokens, and [`text`] converts them to text.
 //!
 //! [`generate`] continues a text across restarts. [`recall`] measures accuracy on recall tasks. [`profile`]
-//! records which tokens queries attend to.
+//! records which tokens queries attend to. [`clusters`] describes the clusters of a stored session.
 
 #![deny(unsafe_code)]
 
 pub mod budget;
 pub mod cli;
+pub mod clusters;
 pub mod config;
 pub mod generate;
 pub mod kv;

@@ -13,6 +13,7 @@ fn main() -> ExitCode {
         Command::Calibrate(args) => commands::calibrate(&args),
         Command::Compare(args) => commands::compare(&args),
         Command::Profile(args) => commands::profile(&args),
+        Command::Cluster(args) => commands::cluster(&args),
         Command::Generate(args) => commands::generate(&args),
     };
     match result {

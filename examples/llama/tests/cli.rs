@@ -162,6 +162,79 @@ fn dense_layers_are_left_out_of_the_figures_of_selections() {
     }
 }
 
+/// Returns the name and the content of each file of a directory.
+fn files(directory: &std::path::Path) -> Vec<(std::ffi::OsString, Vec<u8>)> {
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<_> = entries
+        .filter(|path| path.is_file())
+        .map(|path| (path.file_name().unwrap().to_owned(), std::fs::read(&path).unwrap()))
+        .collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn clusters_of_a_session_are_the_same_after_every_open() {
+    let model = fixtures().join("recall-tiny");
+    let dir = tempfile::tempdir().unwrap();
+    let (ids, device) = (dir.path().join("ids"), dir.path().join("kv"));
+    std::fs::write(&ids, (0..600).map(|id| format!("{} ", 144 + id * id % 97)).collect::<String>()).unwrap();
+    std::fs::create_dir(&device).unwrap();
+    std::fs::set_permissions(&device, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let store = ["--model", model.to_str().unwrap(), "--device", device.to_str().unwrap(), "--session", "s"];
+    let make = ["generate", "--max-tokens", "9", "--prompt-ids", ids.to_str().unwrap(), "--policy", "full"];
+    stdout(&kvrun(&[&make[..], &store].concat()));
+    let before = files(&device);
+    let cluster = |more: &[&str]| -> Value {
+        let fixed = ["cluster", "--json"];
+        serde_json::from_str(&stdout(&kvrun(&[&fixed[..], &store, more].concat()))).unwrap()
+    };
+    let with = ["--methods", "dynakv:16,swarm:8,infllm:32,kmeans:8:joint"];
+    let [first, second] = [cluster(&with), cluster(&with)].map(|mut json| {
+        for method in json["methods"].as_array_mut().unwrap() {
+            assert!(method["build_seconds"].take().as_f64().unwrap() > 0.0);
+        }
+        json
+    });
+    assert_eq!(first, second);
+    assert_eq!(files(&device), before, "the store is opened without writing to it");
+    assert_eq!((&first["tokens"], &first["queries"]), (&608.into(), &128.into()), "{first}");
+    // The lists of each method, and the members of its largest cluster. The newest 64 tokens and those of an
+    // unfinished block may be in none.
+    let limits = [(2, 64), (1, 16), (1, 32), (1, 32)];
+    for (method, (lists, largest)) in first["methods"].as_array().unwrap().iter().zip(limits) {
+        for layer in method["layers"].as_array().unwrap() {
+            let number = |name: &str| layer[name].as_f64().unwrap();
+            let covered = number("covered_tokens");
+            assert!(number("lists") == f64::from(lists) && (300.0..=608.0).contains(&covered), "{method}");
+            assert!(number("largest") <= f64::from(largest) && number("mean_size") >= 1.0, "{method}");
+            let sizes = layer["sizes"].as_array().unwrap();
+            let clusters: f64 = sizes.iter().map(|size| size["clusters"].as_f64().unwrap()).sum();
+            assert_eq!(clusters, number("clusters"));
+            let stored = number("clusters_per_token") * covered * f64::from(lists);
+            assert!((stored - clusters * number("mean_size")).abs() < 1e-6, "{method}");
+            assert!(number("bytes") > 0.0 && (0.0..=1.0).contains(&number("weight_kept")), "{method}");
+        }
+    }
+    let none = cluster(&["--methods", "kmeans:16", "--queries", "0"]);
+    assert!(none["methods"][0]["layers"][0]["weight_kept"].is_null(), "{none}");
+    let table = stdout(&kvrun(&[&["cluster"], &store[..]].concat()));
+    assert!(table.contains("session s: 608 tokens") && table.contains("infllm:128: 4 layers built in"), "{table}");
+
+    let refused = |more: &[&str]| failure(&[&["cluster"], &store[..], more].concat());
+    assert!(refused(&["--queries", "609"]).contains("608 tokens of session"));
+    assert!(refused(&["--queries", "0"]).contains("swarm:8: the method makes its clusters of queries"));
+    assert!(refused(&["--methods", "swarm:8:members"]).contains("kvrun calibrate"));
+    assert!(refused(&["--group-tokens", "8"]).contains("LayoutMismatch"));
+    assert!(refused(&["--memory-limit", "4MiB"]).contains("raise --memory-limit"));
+    let other = ["cluster", "--session", "t", store[0], store[1], store[2], store[3]];
+    assert!(failure(&other).contains("session \"t\"") && failure(&other).contains("NotFound"));
+    let empty = dir.path().join("empty");
+    std::fs::create_dir(&empty).unwrap();
+    let text = failure(&["cluster", "--session", "s", store[0], store[1], "--device", empty.to_str().unwrap()]);
+    assert!(text.contains("empty") && files(&empty).is_empty(), "{text}");
+}
+
 #[test]
 fn profiles_record_each_kind_of_queries() {
     use stratakv_llama::profile::Profile;

@@ -29,6 +29,7 @@ fn options(policy: &str, devices: &[&Path]) -> KvOptions {
         read_ahead: false,
         durability: Durability::Sync,
         profile_queries: 128,
+        read_only: false,
     }
 }
 

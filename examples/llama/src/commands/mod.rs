@@ -1,6 +1,7 @@
 //! The subcommands of `kvrun`: they connect the command line with the library and print results.
 
 mod calibrate;
+mod cluster;
 mod compare;
 mod generate;
 mod profile;
@@ -8,6 +9,7 @@ mod recall;
 mod shared;
 
 pub(crate) use calibrate::calibrate;
+pub(crate) use cluster::cluster;
 pub(crate) use compare::compare;
 pub(crate) use generate::generate;
 pub(crate) use profile::profile;

@@ -67,6 +67,8 @@ pub struct KvOptions {
     pub durability: Durability,
     /// The newest queries before a question that methods with a profile make their clusters of.
     pub profile_queries: usize,
+    /// True if the store is opened without writing to it.
+    pub read_only: bool,
 }
 
 impl KvOptions {
@@ -150,7 +152,7 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
 /// Returns the engine's options for a run.
 fn settings(options: &KvOptions, temporary: Option<&Temporary>) -> StoreOptions {
     // Reports count the bytes of selected blocks, so reads must not span the gap between two blocks.
-    let mut settings = StoreOptions::default().gap_limit(ByteSize(0));
+    let mut settings = StoreOptions::default().gap_limit(ByteSize(0)).read_only(options.read_only);
     if let Some(limit) = options.memory_limit {
         settings.memory_limit = ByteSize(limit);
     }
@@ -215,13 +217,24 @@ impl Backend {
     /// # Errors
     /// Fails if the stored sequence has another geometry or model, or if the store reports an error.
     pub fn session(&self, name: &str) -> Result<StoreKv> {
-        let key = format!("session/{name}");
-        let options = OpenSequence::new().layout(&self.layout).summary_residency(self.summaries);
-        match self.store.open_sequence(&key, options) {
+        match self.open_session(name) {
             Ok(sequence) => self.cache(sequence, None),
-            Err(e) if e.kind() == ErrorKind::NotFound => self.create(&key),
+            Err(e) if e.kind() == ErrorKind::NotFound => self.create(&session_key(name)),
             Err(e) => Err(engine_error(e)).with_context(|| format!("session {name:?}")),
         }
+    }
+
+    /// Returns the sequence of a session at its last commit, without a cache.
+    ///
+    /// # Errors
+    /// Fails if there is no such session, and as [`Self::session`] does.
+    pub fn stored_session(&self, name: &str) -> Result<Sequence> {
+        self.open_session(name).map_err(engine_error).with_context(|| format!("session {name:?}"))
+    }
+
+    fn open_session(&self, name: &str) -> stratakv::Result<Sequence> {
+        let options = OpenSequence::new().layout(&self.layout).summary_residency(self.summaries);
+        self.store.open_sequence(&session_key(name), options)
     }
 
     /// Makes an empty cache. A sequence that an earlier run left under this key is deleted first. With an empty key the
@@ -349,6 +362,11 @@ impl Backend {
             None => Ok(()),
         }
     }
+}
+
+/// Returns the key of a session's sequence.
+fn session_key(name: &str) -> String {
+    format!("session/{name}")
 }
 
 /// Returns the bytes that all devices of a store read.

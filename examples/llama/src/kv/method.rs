@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
-use stratakv::retrieval::{AdapterFit, HeadAggregation, MethodSpec, Selector, methods};
+use stratakv::retrieval::{AdapterFit, ChosenUnit, HeadAggregation, MethodSpec, Selector, methods};
 use stratakv::{KvLayout, Store};
 
 use super::adapters::{adapter_file, from_safetensors};
@@ -196,6 +196,19 @@ pub fn parse_compared(text: &str) -> Result<Policy> {
     Ok(policy)
 }
 
+/// Parses a policy that makes clusters or blocks of tokens.
+///
+/// # Errors
+/// Fails if the name is unknown, or if the policy chooses groups or single tokens.
+pub fn parse_clustered(text: &str) -> Result<Policy> {
+    let makes_clusters = |unit: ChosenUnit| matches!(unit, ChosenUnit::Clusters { .. } | ChosenUnit::Blocks);
+    let policy: Policy = text.parse()?;
+    let unit = if let Policy::Method(spec) = policy { spec.method().unit } else { ChosenUnit::Groups };
+    let known: Vec<&str> = methods().iter().filter(|m| makes_clusters(m.unit)).map(|m| m.name).collect();
+    ensure!(makes_clusters(unit), "{text:?} makes no clusters; use one of {}", known.join(", "));
+    Ok(policy)
+}
+
 /// Returns the list of policies for `--help`.
 #[must_use]
 pub fn policies_help() -> String {
@@ -226,6 +239,13 @@ mod tests {
         assert!(parse_compared("full").unwrap_err().to_string().contains("always compared"));
         for bad in ["", "best", "tck:0", "minmax:3", "tck:x", "window:3", "full:raw"] {
             assert!(bad.parse::<Policy>().is_err(), "{bad}");
+        }
+        for text in ["dynakv:8:members", "swarm:8", "kmeans:32:raw", "clusterkv:16:joint", "infllm:128"] {
+            assert_eq!(parse_clustered(text).unwrap().to_string(), text);
+        }
+        for bad in ["full", "window", "tck:64", "pqcache:64", "tokens"] {
+            let error = parse_clustered(bad).unwrap_err().to_string();
+            assert!(error.contains("makes no clusters; use one of dynakv") && error.contains("infllm"), "{error}");
         }
         let error = "tck".parse::<Policy>().unwrap().selector(None, None).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("tck:64 needs --adapters") && error.contains("kvrun calibrate"), "{error}");

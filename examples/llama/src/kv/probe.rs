@@ -54,42 +54,10 @@ impl Probe {
         let square = |x: &[f32]| x.iter().map(|x| f64::from(x * x)).sum::<f64>();
         let difference: Vec<f32> = full.iter().zip(got).map(|(a, b)| a - b).collect();
         self.sums.error += (square(&difference) / square(&full).max(f64::MIN_POSITIVE)).sqrt();
-        self.sums.mass += self.mass(layer, queries, entries)?;
+        self.sums.mass += kept_weight(&self.mirror, layer, queries, entries)?;
         self.sums.attends += 1;
         self.sums.time += begin.elapsed();
         Ok(())
-    }
-
-    /// Returns the share of full attention's weight on `entries(kv_head)`, as a mean over query heads.
-    fn mass(&self, layer: usize, queries: &[f32], entries: impl Fn(usize) -> Vec<u64>) -> Result<f64> {
-        let geometry = self.mirror.geometry();
-        let (shape, tokens) = (geometry.layers[layer], self.mirror.layer_len(layer));
-        let first = shape.window.map_or(0, |window| tokens.saturating_sub(window));
-        let keys = self.mirror.keys(layer, first..tokens)?;
-        let chosen: Vec<Vec<bool>> = (0..shape.kv_heads)
-            .map(|head| {
-                let mut chosen = vec![false; tokens - first];
-                let slots = entries(head).into_iter().filter_map(|at| usize::try_from(at).ok()?.checked_sub(first));
-                slots.for_each(|slot| chosen[slot] = true);
-                chosen
-            })
-            .collect();
-        let (dim, ratio) = (shape.head_dim, geometry.query_heads / shape.kv_heads);
-        let mut mass = 0.0;
-        for (head, query) in queries.chunks_exact(dim).enumerate() {
-            let start = head / ratio * dim;
-            let dot = |key: &[f32]| key[start..start + dim].iter().zip(query).map(|(k, q)| k * q).sum::<f32>();
-            let scores: Vec<f32> = keys.chunks_exact(shape.width()).map(|key| dot(key) * geometry.scale).collect();
-            let max = scores.iter().copied().fold(f32::MIN, f32::max);
-            let (mut inside, mut all) = (0.0_f64, 0.0_f64);
-            for (score, chosen) in scores.iter().zip(&chosen[head / ratio]) {
-                let weight = f64::from((score - max).exp());
-                all += weight;
-                inside += if *chosen { weight } else { 0.0 };
-            }
-            mass += inside / all;
-        }
-        Ok(mass / geometry.query_heads as f64)
     }
 
     /// Returns the sums over all attends.
@@ -97,4 +65,45 @@ impl Probe {
     pub fn sums(&self) -> ProbeSums {
         self.sums
     }
+}
+
+/// Returns the share of full attention's weight on `entries(kv_head)`, as a mean over query heads. `mirror` holds
+/// every token.
+///
+/// # Errors
+/// Fails if `mirror` lacks the layer.
+pub(crate) fn kept_weight(
+    mirror: &MemoryKv,
+    layer: usize,
+    queries: &[f32],
+    entries: impl Fn(usize) -> Vec<u64>,
+) -> Result<f64> {
+    let geometry = mirror.geometry();
+    let (shape, tokens) = (geometry.layer(layer)?, mirror.layer_len(layer));
+    let first = shape.window.map_or(0, |window| tokens.saturating_sub(window));
+    let keys = mirror.keys(layer, first..tokens)?;
+    let chosen: Vec<Vec<bool>> = (0..shape.kv_heads)
+        .map(|head| {
+            let mut chosen = vec![false; tokens - first];
+            let slots = entries(head).into_iter().filter_map(|at| usize::try_from(at).ok()?.checked_sub(first));
+            slots.for_each(|slot| chosen[slot] = true);
+            chosen
+        })
+        .collect();
+    let (dim, ratio) = (shape.head_dim, geometry.query_heads / shape.kv_heads);
+    let mut mass = 0.0;
+    for (head, query) in queries.chunks_exact(dim).enumerate() {
+        let start = head / ratio * dim;
+        let dot = |key: &[f32]| key[start..start + dim].iter().zip(query).map(|(k, q)| k * q).sum::<f32>();
+        let scores: Vec<f32> = keys.chunks_exact(shape.width()).map(|key| dot(key) * geometry.scale).collect();
+        let max = scores.iter().copied().fold(f32::MIN, f32::max);
+        let (mut inside, mut all) = (0.0_f64, 0.0_f64);
+        for (score, chosen) in scores.iter().zip(&chosen[head / ratio]) {
+            let weight = f64::from((score - max).exp());
+            all += weight;
+            inside += if *chosen { weight } else { 0.0 };
+        }
+        mass += inside / all;
+    }
+    Ok(mass / geometry.query_heads as f64)
 }
