@@ -88,6 +88,9 @@ pub struct Case {
     /// True if selections stream these summaries.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub streamed: bool,
+    /// The method of entries that is attached after each crash; none for no method.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub entries: Option<Cow<'static, str>>,
     /// The lifetimes of sequences by slot. Further slots have none.
     #[serde(default)]
     pub ends: Vec<Lifetime>,
@@ -197,15 +200,42 @@ impl Case {
             codec,
             summaries: rng.one_in(3),
             streamed: false,
+            entries: None,
             ends,
             copies,
             shards,
             rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices, cache)).collect(),
         };
         // From the seed itself, so that seeds keep the histories that they had without streaming.
-        Self { streamed: case.summaries && seed % 2 == 1, ..case }
+        Self { streamed: case.summaries && seed % 2 == 1, ..case }.with_entries()
+    }
+
+    /// Gives a share of the cases a method of entries. Methods that build clusters by k-means need a long prompt.
+    fn with_entries(mut self) -> Self {
+        // A generator of its own, so that seeds keep the histories that they had without methods of entries.
+        let mut rng = Rng::new(self.seed.wrapping_mul(0x8cb9_2ba7_2f3d_8dd7) ^ 0xe47);
+        let is_roomy = self.capacity.is_none() && self.regime != Regime::Tight;
+        if is_roomy && rng.one_in(64) {
+            self.entries = Some(pick(&mut rng, &CLUSTERING).into());
+            let tokens = PROMPT_TOKENS + rng.below(40) as usize;
+            if let Some(round) = self.rounds.first_mut() {
+                round.operations.insert(0, Operation::Append { slot: 0, tokens, layers: u8::MAX });
+                round.crash.0 += 1;
+                round.faults = round.faults.map(|(at, faults)| (at + 1, faults));
+            }
+        } else if rng.one_in(12) {
+            self.entries = Some(pick(&mut rng, &CHOOSING).into());
+        }
+        self
     }
 }
+
+/// Methods that build clusters from [`PROMPT_TOKENS`] tokens on.
+const CLUSTERING: [&str; 5] = ["dynakv:8", "dynakv:4:joint", "kmeans:8", "clusterkv:8", "pqcache:8"];
+/// Methods that choose among any number of tokens.
+const CHOOSING: [&str; 4] = ["tokens", "swarm:2", "swarm:4", "infllm:3"];
+/// The fewest tokens of a prompt with clusters: 256 that are clustered and the newest 64.
+const PROMPT_TOKENS: usize = 328;
 
 impl Case {
     /// Builds a case from any bytes. The first eight are a seed, the next three the crashes during recovery. The rest

@@ -31,6 +31,8 @@ pub(super) const CARRIED: &str = "sequence exported and imported";
 pub(super) const CAPACITY: &str = "capacity changed";
 pub(super) const ADAPTER: &str = "adapter stored";
 pub(super) const ATTACHED: &str = "selector attached";
+pub(super) const ENTRIES: &str = "entries chosen as by a fresh sequence";
+pub(super) const CLUSTERS: &str = "clusters built as by a fresh sequence";
 pub(super) const STREAMED: &str = "chosen by streamed records";
 pub(super) const LOOKED: &str = "crash image opened for reading only";
 pub(super) const HEALED: &str = "rotten copy read around and healed";
@@ -134,6 +136,8 @@ impl Coverage {
             CAPACITY,
             ADAPTER,
             ATTACHED,
+            ENTRIES,
+            CLUSTERS,
             STREAMED,
             LOOKED,
             HEALED,

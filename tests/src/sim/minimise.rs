@@ -40,6 +40,9 @@ pub fn minimise(case: &Case) -> Option<(Case, Failure)> {
 
 fn candidates(case: &Case) -> Vec<Case> {
     let mut all = Vec::new();
+    if case.entries.is_some() {
+        all.push(Case { entries: None, ..case.clone() });
+    }
     for round in 0..case.rounds.len() {
         if case.rounds.len() > 1 {
             let mut smaller = case.clone();

@@ -14,6 +14,7 @@
 
 mod adapters;
 mod disks;
+mod entries;
 mod lives;
 mod recovery;
 mod space;

@@ -223,7 +223,13 @@ impl Runner<'_> {
         if let Some((at, contents)) = read {
             for candidate in candidates.into_iter().skip(at) {
                 match self.compare(&sequences, &candidate, &contents) {
-                    Ok(()) => return Ok((found, candidate)),
+                    Ok(()) => {
+                        for (sequence, version) in sequences.iter_mut().zip(&candidate.versions) {
+                            self.compare_entries(sequence, &version.layers)?
+                                .map_err(|e| self.unreadable("choose entries after recovery", &e))?;
+                        }
+                        return Ok((found, candidate));
+                    }
                     Err(e) => wrong = e,
                 }
             }

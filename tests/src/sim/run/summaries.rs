@@ -55,7 +55,14 @@ impl Runner<'_> {
             }
         }
         self.coverage.add(coverage::ATTACHED);
-        if self.case.streamed { self.choose(slot, id) } else { Ok(()) }
+        if self.case.streamed {
+            self.choose(slot, id)?;
+        }
+        let Some((_, mut sequence)) = self.handles[slot].take() else { return Ok(()) };
+        let layers = self.model.lives.get(&id).map(|life| life.now.layers.clone()).unwrap_or_default();
+        let compared = if layers.is_empty() { Ok(Ok(())) } else { self.compare_entries(&mut sequence, &layers) };
+        self.handles[slot] = Some((id, sequence));
+        compared?.or_else(|e| self.fault("choose entries", &e))
     }
 
     /// Selects with streamed summaries, and compares the selection with the bounds of the keys.
