@@ -11,7 +11,7 @@ pub const VERSION_MINOR: u16 = 1;
 
 /// Incompatible feature: the format is experimental. Its bytes may change with the next minor version.
 pub const INCOMPAT_EXPERIMENTAL: u64 = 1 << 0;
-/// Incompatible feature, reserved: cluster pools.
+/// Incompatible feature: frames may be derived, and hold pools of pages and directories of clusters.
 pub const INCOMPAT_POOLS: u64 = 1 << 1;
 /// Incompatible feature: layouts may name codecs other than raw.
 pub const INCOMPAT_CODECS: u64 = 1 << 2;
@@ -23,7 +23,7 @@ pub const INCOMPAT_KEYED: u64 = 1 << 4;
 pub const INCOMPAT_ENCRYPTION: u64 = 1 << 5;
 
 /// The incompatible features that this code knows.
-pub const INCOMPAT_KNOWN: u64 = INCOMPAT_EXPERIMENTAL | INCOMPAT_CODECS | INCOMPAT_REPLICAS;
+pub const INCOMPAT_KNOWN: u64 = INCOMPAT_EXPERIMENTAL | INCOMPAT_POOLS | INCOMPAT_CODECS | INCOMPAT_REPLICAS;
 /// The read-only compatible features that this code knows. A store with any other may be read but not written.
 pub const RO_COMPAT_KNOWN: u64 = 0;
 
@@ -48,7 +48,7 @@ pub struct Features {
 const _: () = assert!(size_of::<Features>() == 32);
 
 impl Features {
-    /// Returns the version and features of a store without copies and codecs.
+    /// Returns the version and features of a store without copies, codecs and pools.
     #[must_use]
     pub fn current() -> Self {
         Self {
@@ -78,6 +78,18 @@ impl Features {
     #[must_use]
     pub fn with_codecs(self) -> Self {
         self.with(INCOMPAT_CODECS)
+    }
+
+    /// Adds [`INCOMPAT_POOLS`].
+    #[must_use]
+    pub fn with_pools(self) -> Self {
+        self.with(INCOMPAT_POOLS)
+    }
+
+    /// Returns whether frames may be derived.
+    #[must_use]
+    pub fn has_pools(&self) -> bool {
+        self.incompat.get() & INCOMPAT_POOLS != 0
     }
 
     /// Returns whether layouts may name codecs other than raw.

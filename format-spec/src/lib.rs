@@ -10,6 +10,7 @@
 //! | [`layout`], [`rope`], [`codec`], [`dtype`] | 8 layouts and blocks |
 //! | [`segment`] | 9 segments |
 //! | [`frame`] | 10 frames, 11 descriptors |
+//! | [`pool`] | 11 pools and directories of clusters |
 //! | [`checksum`] | 12 identities and checksums |
 //! | [`export`] | 17 a sequence in one file |
 //!
@@ -49,6 +50,7 @@ pub mod ids;
 pub mod layout;
 pub mod manifest;
 pub mod page;
+pub mod pool;
 pub mod rope;
 pub mod segment;
 pub mod superblock;

@@ -15,9 +15,9 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const MAGIC: [u8; 8] = *b"SKVSEGMT";
 /// The directory of the segments, in the device directory.
 pub const DIRECTORY: &str = "segments";
-/// Kind: frames.
+/// Kind: frames that are not derived.
 pub const KIND_LOG: u8 = 1;
-/// Kind, reserved: cluster pools.
+/// Kind: derived frames.
 pub const KIND_POOL: u8 = 2;
 /// Position: the first page of the file.
 pub const POSITION_HEADER: u8 = 0;

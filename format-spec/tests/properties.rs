@@ -513,7 +513,7 @@ fn every_flipped_byte_is_refused() {
 fn newer_versions_are_unsupported_not_damaged() {
     let slot = b::slot(1, PayloadChecksum::Crc64Nvme);
     let unsupported = Some(FormatErrorCode::Unsupported);
-    for (at, value) in [(8, 1_u8), (10, 2), (32, 2), (32, 3), (32, 0x21), (39, 0x80)] {
+    for (at, value) in [(8, 1_u8), (10, 2), (32, 0x10), (32, 0x11), (32, 0x21), (39, 0x80)] {
         let mut page = page_with(&slot.encode());
         page[at] = value;
         page[300] = 7;

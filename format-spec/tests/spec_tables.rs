@@ -12,7 +12,7 @@ use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::codec::{self, PlaneCodec, PlaneShape};
 use stratakv_format::layout::{self, LayerGeometry, Layout};
 use stratakv_format::manifest::{self as m, Kind};
-use stratakv_format::{DType, SequenceId, export, features as f, frame, ids, page, rope, segment, superblock};
+use stratakv_format::{DType, SequenceId, export, features as f, frame, ids, page, pool, rope, segment, superblock};
 
 /// Returns every difference between the structure tables of `spec` and the code.
 fn struct_differences(spec: &str) -> Vec<String> {
@@ -160,6 +160,7 @@ fn codes_of_store_and_layout() -> Vec<CodeTable> {
         ),
         ("codes state", names![superblock::STATE_OPEN, superblock::STATE_CLOSED]),
         ("codes batch flags", names![m::FLAG_CHECKPOINT, m::FLAG_MORE]),
+        ("codes frame flags", names![m::FLAG_DERIVED]),
         ("codes Member", names![m::MEMBER_ACTIVE, m::MEMBER_DRAINING, m::MEMBER_LOST, m::MEMBER_REMOVED]),
         ("codes layer kind", names![layout::LAYER_NONE, layout::LAYER_FULL, layout::LAYER_SLIDING]),
         ("codes pairing", names![rope::PAIRING_HALVES, rope::PAIRING_INTERLEAVED]),
@@ -186,9 +187,16 @@ fn codes_of_segment_frame_and_export() -> Vec<CodeTable> {
                 frame::KIND_CLUSTER_DIRECTORY,
                 frame::KIND_REPLICA,
                 frame::KIND_KEYED_OBJECT,
-                frame::KIND_ADAPTER
+                frame::KIND_ADAPTER,
+                frame::KIND_POOL
             ],
         ),
+        ("codes directory part", names![pool::PART_CLUSTERS, pool::PART_POSITIONS]),
+        (
+            "codes representative",
+            names![pool::REPRESENTATIVE_NONE, pool::REPRESENTATIVE_CENTROIDS, pool::REPRESENTATIVE_MEDOIDS],
+        ),
+        ("codes direction", names![pool::DIRECTION_RISING, pool::DIRECTION_FALLING]),
         (
             "codes summary kind",
             names![
@@ -288,6 +296,13 @@ fn limits_match_the_code() {
         ("ROPES_MAX", rope::ROPES_MAX as u64),
         ("BLOCK_BYTES_MAX", layout::BLOCK_BYTES_MAX as u64),
         ("SUMMARY_RECORD_BYTES_MAX", u64::from(frame::SUMMARY_RECORD_BYTES_MAX)),
+        ("PAGE_ENTRIES_MAX", pool::PAGE_ENTRIES_MAX as u64),
+        ("CLUSTER_PIECE_BYTES_MAX", u64::from(pool::CLUSTER_PIECE_BYTES_MAX)),
+        ("METHOD_BYTES_MAX", pool::METHOD_BYTES_MAX as u64),
+        ("CLUSTERS_MAX", u64::from(pool::CLUSTERS_MAX)),
+        ("MEMBERSHIPS_MAX", u64::from(pool::MEMBERSHIPS_MAX)),
+        ("REPRESENTATIVES_MAX", u64::from(pool::REPRESENTATIVES_MAX)),
+        ("SET_TOKENS_MAX", pool::SET_TOKENS_MAX),
         ("PIECE_BYTES_MAX", export::PIECE_BYTES_MAX as u64),
     ];
     assert_eq!(found, expected.map(|(name, value)| (name.to_string(), value)));
@@ -334,6 +349,26 @@ fn block_examples_match_the_code() {
         let found = [block.key_bytes, block.value_offset, block.value_bytes, block.block_bytes, block.blocks_per_page];
         assert_eq!(found, [n(6), n(7), n(8), n(9), n(10)], "{row:?}");
         assert_eq!((block.block_offset(5), block.extent_bytes(6)), (n(11), n(12)), "{row:?}");
+    }
+}
+
+#[test]
+fn page_examples_match_the_code() {
+    for row in table("examples pages") {
+        let n = |index: usize| number(&row[index]) as usize;
+        let dtype = [DType::F32, DType::F16, DType::Bf16].into_iter().find(|d| d.name() == row[3]).expect("a dtype");
+        let layer = LayerGeometry {
+            kv_heads: n(0) as u16,
+            key_dim: n(1) as u16,
+            value_dim: n(2) as u16,
+            window: None,
+            rope: None,
+            codecs: layout::RAW_PLANES,
+        };
+        let heads = if n(4) == n(0) { pool::EntryHeads::All } else { pool::EntryHeads::One(0) };
+        let page = pool::PageGeometry::new(&layer, dtype, heads);
+        let entry_bytes = page.heads * (page.key_row + page.value_row);
+        assert_eq!([page.heads, entry_bytes, page.entries, page.page_bytes], [n(4), n(5), n(6), n(7)], "{row:?}");
     }
 }
 

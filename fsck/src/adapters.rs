@@ -31,7 +31,8 @@ const KIND_CODES: u32 = 2;
 /// Checks the adapter of each sequence that holds one. `frames` holds the frames whose header is valid.
 pub(crate) fn check(devices: &Devices, state: &State, frames: &HashMap<u64, FrameInfo>, sink: &Sink) {
     for (&id, sequence) in state.sequences() {
-        let infos: Option<Vec<&FrameInfo>> = sequence.refs.keys().map(|frame| frames.get(frame)).collect();
+        let needed = sequence.refs.keys().filter(|frame| !state.is_derived(**frame));
+        let infos: Option<Vec<&FrameInfo>> = needed.map(|frame| frames.get(frame)).collect();
         let Some(infos) = infos else { continue };
         let mut pieces: Vec<AdapterPiece> = infos.iter().flat_map(|info| &info.adapter).copied().collect();
         pieces.sort_unstable();

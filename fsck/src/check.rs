@@ -12,7 +12,7 @@ use crate::options::Options;
 use crate::replay::{Replay, State, StoreLimits};
 use crate::report::{CheckTotals, Counts, Progress, Report};
 use crate::segments::SegmentJob;
-use crate::{adapters, segments, sequences};
+use crate::{adapters, clusters, segments, sequences};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -107,6 +107,7 @@ fn replay_batches<'a>(devices: &Devices, manifest: &Manifest, sink: &'a Sink) ->
         generation: generation.number,
         replicas: manifest.replicas,
         codecs: manifest.codecs,
+        pools: manifest.pools,
     };
     let mut replay = Replay::new(limits, sink);
     for (index, batch_ref) in manifest.batches.iter().enumerate() {
@@ -146,6 +147,7 @@ fn check_frames(inputs: &FrameInputs<'_>, totals: &mut CheckTotals, sink: &Sink)
     let infos = read_frames(devices, &checker, &jobs, options.threads);
     sequences::check(devices, state, &infos, sink);
     adapters::check(devices, state, &infos, sink);
+    totals.clusters = clusters::check(devices, state, &infos, sink);
     totals.segments = jobs.len() as u64;
     let adapters = state.sequences().values().filter(|sequence| sequence.adapter.is_some()).count();
     totals.adapters = adapters as u64;

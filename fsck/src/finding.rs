@@ -90,6 +90,13 @@ codes! {
     CallerState = "caller-state";
     /// An adapter is incomplete or malformed, or is stored in a sequence without an adapter record.
     Adapter = "adapter";
+    /// A directory of clusters is damaged or incomplete, or names pages that are in no pool or in two clusters (a note:
+    /// this program does not know its version).
+    ClusterDirectory = "cluster-directory";
+    /// A page of a pool does not match the checksum in its directory, or holds bytes outside its entries.
+    ClusterPage = "cluster-page";
+    /// A token that a set covers is in no cluster, in too many, or twice in one.
+    ClusterCoverage = "cluster-coverage";
     /// A structure has a version, feature or kind that this program does not know.
     Unsupported = "unsupported";
     /// The operating system could not read the bytes at this place.
@@ -161,7 +168,7 @@ pub struct Finding {
     /// The first token, and one past the last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<[u64; 2]>,
-    /// The plane: `k`, `v`, `summary`, `token-ids`, `caller-state` or `adapter`.
+    /// The plane: `k`, `v`, `summary`, `token-ids`, `caller-state`, `adapter`, `directory`, `delta` or `page`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub plane: Option<&'static str>,
     /// The expected value, in hexadecimal digits.

@@ -10,6 +10,7 @@
 //! 3. Replay the records of the manifest into the state of the store (`replay`).
 //! 4. Check the segment files, and every frame in them, byte by byte (`segments`, `frames`).
 //! 5. Check that frames hold every committed token, summary, token id and adapter byte (`sequences`, `adapters`).
+//! 6. Check the clusters in derived frames: directories, pages and covered tokens (`clusters`).
 //!
 //! [`check_export`] does the same for the file of one exported sequence (`export`).
 //!
@@ -27,6 +28,7 @@
 mod adapters;
 mod check;
 pub mod cli;
+mod clusters;
 mod devices;
 mod error;
 mod export;
@@ -48,4 +50,4 @@ pub use error::{CheckError, EXIT_CLEAN, EXIT_DAMAGE, EXIT_IN_USE, EXIT_IO, EXIT_
 pub use export::{ExportInfo, ExportReport, check_export, check_reader};
 pub use finding::{Code, Finding, Severity};
 pub use options::Options;
-pub use report::{CheckTotals, Progress, Report};
+pub use report::{CheckTotals, ClusterTotals, Progress, Report};

@@ -44,10 +44,29 @@ pub struct CheckTotals {
     pub sequences: u64,
     /// Adapters.
     pub adapters: u64,
+    /// Clusters.
+    pub clusters: ClusterTotals,
     /// False if damage left no usable superblock or manifest, so that segments and frames were not checked.
     pub complete: bool,
     /// The duration of the check, in seconds.
     pub seconds: f64,
+}
+
+/// The amounts of clusters in derived frames.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ClusterTotals {
+    /// Live derived frames whose header is valid.
+    pub frames: u64,
+    /// Directories in force: one per set, layer and head.
+    pub directories: u64,
+    /// Clusters of these directories.
+    pub clusters: u64,
+    /// Pages that these directories name.
+    pub pages: u64,
+    /// Runs of these pages.
+    pub runs: u64,
+    /// Pages of all pools, whether a directory names them or not.
+    pub pool_pages: u64,
 }
 
 /// The result of a check.
@@ -97,6 +116,14 @@ impl Report {
             (c.bytes + c.manifest_bytes) as f64 / f64::from(1 << 20),
             c.seconds,
         );
+        let ClusterTotals { frames, directories, clusters, pages, runs, pool_pages } = c.clusters;
+        if frames > 0 {
+            let _ = writeln!(
+                text,
+                "clusters: {clusters} in {directories} directories of {frames} derived frames, {pages} of {pool_pages} \
+                 pages in {runs} runs"
+            );
+        }
         if !c.complete {
             let _ =
                 writeln!(text, "incomplete: no usable superblock or manifest, so segments and frames were not checked");

@@ -7,9 +7,7 @@ use crate::finding::{Code, FilePlace, Finding, Sink};
 use crate::io::{self, StoreFile};
 use crate::replay::{Frame, Segment, State};
 use std::collections::{BTreeMap, HashSet};
-use stratakv_format::segment::{
-    DIRECTORY, KIND_LOG, POSITION_HEADER, POSITION_TRAILER, SegmentPage, file_name, parse_file_name,
-};
+use stratakv_format::segment::{DIRECTORY, POSITION_HEADER, POSITION_TRAILER, SegmentPage, file_name, parse_file_name};
 use stratakv_format::{PAGE_BYTES, SegmentId, Unverified};
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -123,7 +121,7 @@ impl SegmentJob<'_> {
             ("generation", self.segment.generation, page.generation.get()),
             ("nonce", self.segment.nonce, page.nonce.get()),
             ("pages", u64::from(self.segment.pages), u64::from(page.pages.get())),
-            ("kind", u64::from(KIND_LOG), u64::from(page.kind)),
+            ("kind", u64::from(self.segment.kind), u64::from(page.kind)),
             ("position", u64::from(position), u64::from(page.position)),
         ];
         for (field, expected, found) in fields.into_iter().filter(|(_, expected, found)| expected != found) {

@@ -66,14 +66,16 @@ fn check_tokens(
     frames: &HashMap<u64, FrameInfo>,
     sink: &Sink,
 ) {
+    // Derived frames hold no token.
+    let needed = || sequence.refs.iter().filter(|(id, _)| !state.is_derived(**id));
     let known = |(&id, &token_end): (&u64, &u64)| Some(ReferencedFrame { id, token_end, info: frames.get(&id)? });
-    let mut referenced: Vec<ReferencedFrame<'_>> = sequence.refs.iter().filter_map(known).collect();
+    let mut referenced: Vec<ReferencedFrame<'_>> = needed().filter_map(known).collect();
     referenced.sort_unstable_by_key(|frame| state.frames().get(&frame.id).map(|frame| frame.record.lsn.get()));
     for frame in referenced.iter().filter(|frame| frame.info.layout != sequence.layout) {
         let text = format!("the frame has layout {}, its sequence layout {}", frame.info.layout, sequence.layout);
         sink.push(Finding::damage(Code::FrameHeader, text).sequence(id).frame(frame.id));
     }
-    if referenced.len() < sequence.refs.len() {
+    if referenced.len() < needed().count() {
         return;
     }
     for (layer, _) in layout.layers.iter().enumerate().filter(|(_, layer)| layer.has_kv()) {

@@ -148,7 +148,7 @@ fn extra_files_are_notes_and_missing_or_short_files_are_damage() {
 #[test]
 fn newer_versions_and_unknown_features_are_unsupported() {
     type Patch = fn(&mut [u8]);
-    let patches: [Patch; 3] = [|b| b[8] = 1, |b| b[10] = 2, |b| b[32] |= 2];
+    let patches: [Patch; 3] = [|b| b[8] = 1, |b| b[10] = 2, |b| b[32] |= 0x10];
     for patch in patches {
         let image = Image::standard(1, STATE_CLOSED);
         patch_page(&image, 0, "superblock", 1, patch);

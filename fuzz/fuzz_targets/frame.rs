@@ -1,7 +1,7 @@
 //! Frame headers: the input itself, and the input with a correct identity and CRC.
 //!
 //! A header that verifies is consistent. Its extents are in order inside the frame and have all their checksums. Every
-//! block is inside its extent, and the front holds all extents except groups.
+//! block is inside its extent, and the front holds all extents except groups and pools.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -20,7 +20,7 @@ fn walk(bytes: &[u8], place: &FramePlace) {
         end = d.offset.get() + d.bytes.get();
         checksums += view.checksums(d).len();
         assert_eq!(view.checksums(d).len(), d.checksum_count.get() as usize);
-        if d.kind.get() != KIND_GROUPS {
+        if !d.is_behind_front() {
             assert!(end <= u64::from(header.front_pages.get()) * page);
         }
         if d.kind.get() == KIND_GROUPS {
@@ -29,6 +29,7 @@ fn walk(bytes: &[u8], place: &FramePlace) {
             assert!((last + block.block_bytes) as u64 <= d.bytes.get());
             assert_eq!(d.first_group(view.layout()) * u64::from(view.layout().group_tokens), d.first_token.get());
         }
+        assert_eq!(d.is_derived(), view.is_derived());
         let _ = d.end_token();
     }
     assert!(end <= u64::from(header.total_pages.get()) * page);

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use stratakv::retrieval::{
     CodeSpec, KeyGroup, KeyShape, LayerAdapter, LowRankSpec, Selector, ShadowKv, SignBits, SummarySpec,
 };
-use stratakv::{Budget, ByteSize, OpenSequence, SelectRequest, Store};
-use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, files};
+use stratakv::{Budget, ByteSize, CreateOptions, Durability, OpenSequence, SelectRequest, Store, TensorView};
+use stratakv_tests::disk::{assert_clean, check, device_dirs, fast_scratch, files};
 
 fn golden(name: &str, root: &Path) -> Vec<PathBuf> {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format-spec/golden").join(name);
@@ -231,6 +231,131 @@ fn the_store_with_codecs() {
         store.close().expect("closed");
     }
     assert_clean(&dirs, "after it was opened");
+}
+
+/// The layout of the store with pools, and the bytes of the first `tokens` tokens of a group's plane.
+fn pooled_plane(layer: usize, plane: usize, tokens: std::ops::Range<usize>) -> Vec<u8> {
+    let (heads, dims) = if layer == 0 { (2, 128) } else { (1, if plane == 0 { 96 } else { 0 }) };
+    let element = |head: usize, token: usize, dim: usize| {
+        let first = layer * 211 + plane * 97 + token * 7 + head * 31;
+        (0x3c00 | ((first + dim * 3) % 1024) as u16).to_le_bytes()
+    };
+    let rows = |head: usize| tokens.clone().flat_map(move |token| (0..dims).map(move |dim| (head, token, dim)));
+    (0..heads).flat_map(rows).flat_map(|(head, token, dim)| element(head, token, dim)).collect()
+}
+
+/// Asserts that a sequence of the store with pools has its whole groups.
+fn assert_pooled_groups(store: &Store, sequence: &stratakv::Sequence) {
+    for layer in [0, 2] {
+        let view = sequence.select(layer, SelectRequest::all()).expect("a view");
+        let batch = store.read(&[&view]).submit().and_then(|ticket| ticket.wait()).expect("read");
+        for group in 0..sequence.len() as usize / 4 {
+            let (keys, values) = batch.get(0).and_then(|b| b.group(group)).expect("a group");
+            assert_eq!(keys, pooled_plane(layer, 0, group * 4..group * 4 + 4), "layer {layer}, group {group}");
+            assert_eq!(values, pooled_plane(layer, 1, group * 4..group * 4 + 4), "layer {layer}, group {group}");
+        }
+    }
+}
+
+/// Returns the live derived frames that kvfsck counts in a clean store.
+fn derived_frames(dirs: &[PathBuf], when: &str) -> u64 {
+    assert_clean(dirs, when);
+    check(dirs).checked.clusters.frames
+}
+
+#[test]
+fn the_store_with_pools() {
+    let root = fast_scratch();
+    let dirs = golden("v0.4/store-pools", root.path());
+    let clusters = check(&dirs).checked.clusters;
+    assert_eq!((clusters.frames, clusters.directories, clusters.clusters), (1, 4, 8));
+    assert_eq!((clusters.pages, clusters.runs, clusters.pool_pages), (9, 8, 10));
+    for read_only in [true, false] {
+        let store = open(&dirs, read_only);
+        for (key, tokens) in [("golden", 9), ("golden-fork", 6)] {
+            let sequence = store.open_sequence(key, OpenSequence::new()).expect("a sequence");
+            assert_eq!(sequence.len(), tokens);
+            assert_pooled_groups(&store, &sequence);
+        }
+        store.close().expect("closed");
+        assert_eq!(derived_frames(&dirs, "after it was opened"), 1);
+    }
+    // A fork of the engine refers to the derived frame, which outlives its origin.
+    let store = open(&dirs, false);
+    let mut parent = store.open_sequence("golden", OpenSequence::new()).expect("a sequence");
+    let mut child = parent.fork_as("child").expect("a fork");
+    child.commit(Durability::Sync).expect("committed");
+    drop((parent, child));
+    for key in ["golden", "golden-fork"] {
+        let sequence = store.open_sequence(key, OpenSequence::new()).expect("a sequence");
+        sequence.delete(Durability::Sync).expect("deleted");
+    }
+    store.close().expect("closed");
+    assert_eq!(derived_frames(&dirs, "after the origin was deleted"), 1);
+    // A cut below the covered tokens releases it, and its segment becomes free.
+    let store = open(&dirs, false);
+    let mut child = store.open_sequence("child", OpenSequence::new()).expect("a sequence");
+    assert_pooled_groups(&store, &child);
+    child.truncate(8).expect("cut");
+    child.commit(Durability::Sync).expect("committed");
+    drop(child);
+    store.close().expect("closed");
+    assert_eq!(derived_frames(&dirs, "after a cut at the end of the covered tokens"), 1);
+    let store = open(&dirs, false);
+    let mut child = store.open_sequence("child", OpenSequence::new()).expect("a sequence");
+    child.truncate(7).expect("cut");
+    // The fork of a cut sequence must not get clusters of the tokens that were cut off.
+    let mut late = child.fork_as("late").expect("a fork");
+    late.commit(Durability::Sync).expect("committed");
+    child.commit(Durability::Sync).expect("committed");
+    drop((late, child));
+    store.close().expect("closed");
+    assert_eq!(derived_frames(&dirs, "after a cut below the covered tokens"), 0);
+    // The first commit frees the segment for pools, because nothing in it is live.
+    assert_eq!(check(&dirs).checked.segments, 1);
+    let store = open(&dirs, false);
+    let child = store.open_sequence("child", OpenSequence::new()).expect("a sequence");
+    assert_eq!(child.len(), 7);
+    assert_pooled_groups(&store, &child);
+    drop(child);
+    store.close().expect("closed");
+    let incompat = |dirs: &[PathBuf]| {
+        let bytes = fs::read(dirs[0].join("superblock")).expect("a superblock");
+        stratakv_format::superblock::newest(&bytes).expect("a slot").features.incompat.get()
+    };
+    assert_eq!(incompat(&dirs), 3, "the feature stays in the superblock");
+}
+
+#[test]
+fn derived_frames_are_released_before_a_sequence_is_evicted() {
+    let root = fast_scratch();
+    let dirs = golden("v0.4/store-pools", root.path());
+    let options = Store::options().device(&dirs[0]).memory_limit(ByteSize::mib(32));
+    // A few segments of 64 KiB, beside the manifest.
+    let store = options.capacity(ByteSize::mib(1)).open().expect("a store");
+    let layout = store.open_sequence("golden", OpenSequence::new()).expect("a sequence").layout().clone();
+    let mut filler = store.create_sequence(&layout, CreateOptions::new().key("filler")).expect("a sequence");
+    let elements = vec![0.5_f32; 8 * 256];
+    let mut appended = 0;
+    let full = loop {
+        let keys = TensorView::token_major(&elements, 8, 2, 128);
+        let narrow = TensorView::token_major(&elements[..8 * 96], 8, 1, 96);
+        let done = filler.append(0, keys, keys).and_then(|()| filler.append(2, narrow, TensorView::empty(8)));
+        match done.and_then(|()| filler.commit(Durability::Sync)) {
+            Ok(()) => appended += 1,
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(full.kind(), stratakv::ErrorKind::NoSpace, "{full}");
+    assert!(appended > 0);
+    drop(filler);
+    for (key, tokens) in [("golden", 9), ("golden-fork", 6)] {
+        let sequence = store.open_sequence(key, OpenSequence::new()).expect("a sequence");
+        assert_eq!(sequence.len(), tokens);
+        assert_pooled_groups(&store, &sequence);
+    }
+    store.close().expect("closed");
+    assert_eq!(derived_frames(&dirs, "after the store was full"), 0);
 }
 
 fn layout() -> stratakv::KvLayout {

@@ -118,6 +118,27 @@ fn segments_are_of_the_store() {
 }
 
 #[test]
+fn derived_frames_need_the_feature_of_pools() {
+    let flagged = |flags: u32| {
+        move |log: &ManifestLog| {
+            let mut found = None;
+            log.records(&mut |record| {
+                if let Record::Frame(frame) = record {
+                    found = Some(**frame);
+                }
+            });
+            let frame = found.expect("a frame");
+            let frame = m::Frame { frame: (frame.frame.get() + 1000).into(), flags: flags.into(), ..frame };
+            let mut record = Vec::new();
+            encode_record(&mut record, Kind::Frame, &frame, &[]);
+            log.append(&record, 1);
+        }
+    };
+    refused("a derived frame", ErrorKind::Corruption, flagged(m::FLAG_DERIVED));
+    refused("an unknown flag of a frame", ErrorKind::Unsupported, flagged(2));
+}
+
+#[test]
 fn the_state_is_that_of_the_frame_which_the_commit_names() {
     let scratch = fast_scratch();
     let dirs = killed(scratch.path());

@@ -1,4 +1,6 @@
 //! The catalog's entries for sequences, adapters, frames and segments, and their manifest records.
+//!
+//! Invariant: an entry that is written as records and applied again is equal. A checkpoint therefore rebuilds it.
 
 use super::records::RecordBuffer;
 use crate::io::planted;
@@ -53,6 +55,8 @@ pub(crate) struct FrameMeta {
     pub(crate) header_crc: u32,
     pub(crate) header_pages: u32,
     pub(crate) front_pages: u32,
+    /// True if it only repeats tokens of other frames. It has one copy, never moves, and may be released at any time.
+    pub(crate) derived: bool,
     /// The number of sequences that refer to the frame.
     pub(crate) refs: u32,
     /// The other copies, on other devices.
@@ -124,6 +128,9 @@ impl FrameMeta {
     /// Appends the records that define the frame and its copies.
     pub(crate) fn announce(&self, id: FrameId, out: &mut RecordBuffer) {
         out.push(Kind::Frame, &self.record(id), &[]);
+        if self.derived {
+            out.require_pools();
+        }
         for replica in &self.replicas {
             out.push(Kind::Replica, &replica.record(id), &[]);
         }
@@ -139,7 +146,7 @@ impl FrameMeta {
             header_crc: U32::new(self.header_crc),
             header_pages: U32::new(self.header_pages),
             front_pages: U32::new(self.front_pages),
-            reserved: U32::new(0),
+            flags: U32::new(if self.derived { m::FLAG_DERIVED } else { 0 }),
         }
     }
 }

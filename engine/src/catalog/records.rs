@@ -2,8 +2,8 @@
 
 use crate::layout::KvLayout;
 use std::collections::BTreeMap;
-use stratakv_format::features::{INCOMPAT_CODECS, INCOMPAT_REPLICAS};
-use stratakv_format::manifest::{Kind, LayoutDefined, Record, Records, encode_record};
+use stratakv_format::features::{INCOMPAT_CODECS, INCOMPAT_POOLS, INCOMPAT_REPLICAS};
+use stratakv_format::manifest::{FLAG_DERIVED, Kind, LayoutDefined, Record, Records, encode_record};
 use stratakv_format::{DeviceIndex, LayoutId, Location};
 use zerocopy::little_endian::U32;
 use zerocopy::{Immutable, IntoBytes};
@@ -14,7 +14,7 @@ pub(crate) struct RecordBuffer {
     bytes: Vec<u8>,
     /// The end offset of each record.
     ends: Vec<usize>,
-    /// The incompatible feature bits that the records need: copies, codecs.
+    /// The incompatible feature bits that the records need: copies, codecs, pools.
     features: u64,
 }
 
@@ -30,6 +30,11 @@ impl RecordBuffer {
     /// Requires the feature bit of copies.
     pub(crate) fn require_replicas(&mut self) {
         self.features |= INCOMPAT_REPLICAS;
+    }
+
+    /// Requires the feature bit of pools.
+    pub(crate) fn require_pools(&mut self) {
+        self.features |= INCOMPAT_POOLS;
     }
 
     /// Returns the incompatible feature bits that a manifest with these records must have.
@@ -66,12 +71,13 @@ impl RecordBuffer {
         Records::new(&self.bytes, self.ends.len() as u32)
     }
 
-    /// Returns the devices of all copies of the frames that these records define, by frame.
+    /// Returns the devices of all copies of the frames that these records define, by frame. Derived frames are left
+    /// out, because no sequence needs them.
     pub(crate) fn announced(&self) -> BTreeMap<u64, Vec<DeviceIndex>> {
         let mut frames: BTreeMap<u64, Vec<DeviceIndex>> = BTreeMap::new();
         for record in self.records() {
             let (frame, location) = match record {
-                Ok(Record::Frame(frame)) => (frame.frame, &frame.location),
+                Ok(Record::Frame(frame)) if frame.flags.get() & FLAG_DERIVED == 0 => (frame.frame, &frame.location),
                 Ok(Record::Replica(replica)) => (replica.frame, &replica.location),
                 _ => continue,
             };

@@ -118,6 +118,7 @@ mod tests {
             header_crc: copies[0].1,
             header_pages: 1,
             front_pages: 1,
+            derived: false,
             refs: 1,
             replicas: copies[1..].iter().map(replica).collect(),
         };

@@ -44,7 +44,7 @@ const REPAIRED_AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 
 ///
 /// 1. Commit: this frees segments that became empty since the last commit.
 /// 2. Clean up to four times, one segment of gain each.
-/// 3. Evict sequences worth one segment, commit, and clean again.
+/// 3. Release derived frames or evict sequences worth one segment, commit, and clean again.
 ///
 /// Each step runs only if the steps before it freed nothing.
 ///

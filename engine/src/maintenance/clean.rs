@@ -26,6 +26,7 @@ use crate::log::{CommitRequest, CopyAt, CopyChange, Device, Devices, SegmentAllo
 use crate::metrics::lock;
 use std::sync::Arc;
 use std::time::Instant;
+use stratakv_format::segment::KIND_LOG;
 use stratakv_format::{FrameId, PAGE_BYTES};
 
 /// The result of cleaning: segments emptied, and frames and bytes moved.
@@ -48,7 +49,8 @@ struct Victim {
 /// Returns the sealed segments that can be cleaned, the best first: few live pages, and old ones.
 fn victims(devices: &Devices, catalog: &Catalog, space: &SegmentAllocator) -> Vec<Victim> {
     let sealed = catalog.segments.iter().filter(|(key, meta)| {
-        let movable = meta.state == SegmentState::Sealed && meta.live_pages > 0;
+        // Derived frames are released, never moved.
+        let movable = meta.state == SegmentState::Sealed && meta.live_pages > 0 && meta.kind == KIND_LOG;
         // Repair moves the frames of devices that take no new frames.
         let takes = devices.list.get(usize::from(key.0.0)).is_some_and(Device::takes_frames);
         movable && takes && space.is_sealed(**key) && space.in_flight(**key) == 0 && !space.is_stuck(**key)

@@ -2,6 +2,8 @@
 //!
 //! Eviction order: the highest `evictable` priority first, then the least recently used, then the lowest id.
 //!
+//! Derived frames of closed sequences are released before any sequence is evicted, the least recently used first.
+//!
 //! Each batch is deleted in these steps:
 //!
 //! 1. Lock every sequence of the batch. A sequence that is open, or being opened, is skipped.
@@ -19,7 +21,7 @@ use crate::error::Result;
 use crate::events::event;
 use crate::io::coverage;
 use crate::io::planted;
-use crate::log::{CommitRequest, SequenceLock, StoreInner};
+use crate::log::{CommitRequest, DerivedRelease, SequenceLock, StoreInner};
 use crate::metrics::{Evicted, EvictionReason, lock};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -117,7 +119,8 @@ pub(crate) fn expire(inner: &Arc<StoreInner>) -> Result<u64> {
     }
 }
 
-/// Evicts sequences until at least `bytes` more are dead or no candidate is left. Returns the bytes.
+/// Releases derived frames, then evicts sequences, until at least `bytes` more are dead or no candidate is left.
+/// Returns the bytes.
 ///
 /// # Errors
 /// The commit failed.
@@ -138,7 +141,7 @@ pub(crate) fn evict(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
 /// # Errors
 /// The commit failed.
 pub(super) fn evict_silently(inner: &Arc<StoreInner>, bytes: u64, gone: &mut Vec<Evicted>) -> Result<u64> {
-    let mut freed = 0;
+    let mut freed = release_derived(inner, bytes)?;
     while freed < bytes {
         let chosen = choose(&lock(&inner.catalog), &inner.handles.sequences(), bytes - freed);
         let (more, count) = delete(inner, &chosen, EvictionReason::Space, gone)?;
@@ -148,6 +151,40 @@ pub(super) fn evict_silently(inner: &Arc<StoreInner>, bytes: u64, gone: &mut Vec
         }
     }
     Ok(freed)
+}
+
+/// Releases derived frames of closed sequences until at least `bytes` more are dead or none is left. Returns the bytes.
+///
+/// # Errors
+/// The commit failed.
+fn release_derived(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
+    let (derived, freed) = choose_derived(&lock(&inner.catalog), &inner.handles.sequences(), bytes);
+    if !derived.is_empty() {
+        inner.commit(CommitRequest { derived, ..CommitRequest::default() })?;
+        event!(info, bytes = freed, "clusters were released for space");
+    }
+    Ok(freed)
+}
+
+/// Chooses derived frames that no open sequence refers to, until `bytes` would be dead. Returns all references to them,
+/// and their bytes. The frames of the least recently used sequences come first.
+fn choose_derived(catalog: &Catalog, open: &HashSet<SequenceId>, bytes: u64) -> (Vec<DerivedRelease>, u64) {
+    let frames = |id: &SequenceId| catalog.derived_of(*id).map(|(frame, _)| frame).collect::<Vec<_>>();
+    let held: HashSet<FrameId> = open.iter().flat_map(frames).collect();
+    let mut closed: Vec<_> = catalog.sequences.iter().filter(|(id, _)| !open.contains(id)).collect();
+    closed.sort_by_key(|(id, meta)| (meta.used_unix_ms, **id));
+    let (mut chosen, mut sum) = (HashSet::new(), 0);
+    for frame in closed.iter().flat_map(|(id, _)| frames(id)).filter(|frame| !held.contains(frame)) {
+        if sum < bytes && chosen.insert(frame) {
+            sum += catalog.frames.get(&frame).map_or(0, |frame| frame.location.bytes());
+        }
+    }
+    let of = |(id, _): &(&SequenceId, &SequenceMeta)| {
+        let id = **id;
+        let own = frames(&id).into_iter().filter(|frame| chosen.contains(frame));
+        own.map(move |frame| DerivedRelease::Reference(id, frame)).collect::<Vec<_>>()
+    };
+    (closed.iter().flat_map(of).collect(), sum)
 }
 
 /// Deletes these sequences with one durable commit. Returns the bytes that became dead and the number of sequences.
@@ -266,6 +303,7 @@ mod tests {
                     header_crc: 1,
                     header_pages: 1,
                     front_pages: 1,
+                    derived: false,
                     refs: 0,
                     replicas: vec![ReplicaMeta { generation: 1, location: at(1, *frame), header_crc: 1 }],
                 };
@@ -313,5 +351,34 @@ mod tests {
         let mut tally = DeletionTally::of(&shared);
         let bytes: Vec<u64> = shared.sequences.values().map(|meta| tally.delete(meta) / PAGE).collect();
         assert_eq!(bytes, [0, 32, 0, 32]);
+    }
+
+    /// Makes some frames of a catalog derived, with one copy.
+    fn derive(catalog: &mut Catalog, frames: &[u64]) {
+        for frame in frames {
+            let frame = catalog.frames.get_mut(&FrameId(*frame)).unwrap();
+            (frame.derived, frame.replicas) = (true, Vec::new());
+        }
+    }
+
+    #[test]
+    fn derived_frames_of_closed_sequences_are_chosen_with_all_their_references() {
+        let mut catalog = catalog(&[(1, &[1, 5]), (2, &[2, 5, 6]), (3, &[3, 6, 7])]);
+        derive(&mut catalog, &[5, 6, 7]);
+        let chosen = |open: &[u64], bytes: u64| {
+            let open = open.iter().map(|id| SequenceId(*id)).collect();
+            let (derived, bytes) = choose_derived(&catalog, &open, bytes);
+            let pair = |release: &DerivedRelease| match release {
+                DerivedRelease::Reference(sequence, frame) => (sequence.0, frame.0),
+                DerivedRelease::Cut(..) => (0, 0),
+            };
+            (derived.iter().map(pair).collect::<Vec<_>>(), bytes / PAGE)
+        };
+        assert_eq!(chosen(&[], 1), (vec![(1, 5), (2, 5)], 8));
+        assert_eq!(chosen(&[], 9 * PAGE), (vec![(1, 5), (2, 5), (2, 6), (3, 6)], 16));
+        assert_eq!(chosen(&[], 99 * PAGE), (vec![(1, 5), (2, 5), (2, 6), (3, 6), (3, 7)], 24));
+        // Frames that an open sequence refers to stay.
+        assert_eq!(chosen(&[2], 99 * PAGE), (vec![(3, 7)], 8));
+        assert_eq!(chosen(&[], 0), (Vec::new(), 0));
     }
 }

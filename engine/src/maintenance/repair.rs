@@ -3,10 +3,11 @@
 //! One round:
 //!
 //! 1. Verify every suspect copy, that is every copy of which a read failed.
-//! 2. List the frames that are due: a copy is damaged, missing, or on a device that is not active.
-//! 3. For each of them, write new copies from the good ones ([`super::frame_copy`]).
-//! 4. Commit the new places in batches.
-//! 5. Remove drained and lost devices that hold nothing any more from the membership.
+//! 2. Release derived frames on devices that are not active. They are never copied.
+//! 3. List the frames that are due: a copy is damaged, missing, or on a device that is not active.
+//! 4. For each of them, write new copies from the good ones ([`super::frame_copy`]).
+//! 5. Commit the new places in batches.
+//! 6. Remove drained and lost devices that hold nothing any more from the membership.
 //!
 //! Invariants:
 //! - A copy is dropped only if a verified copy remains.
@@ -21,14 +22,14 @@ use crate::catalog::{COPIES_MAX, FrameMeta};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::coverage;
 use crate::io::planted;
-use crate::log::{CommitRequest, CopyChange, CopyPlace, StoreInner, places};
+use crate::log::{CommitRequest, CopyChange, CopyPlace, DerivedRelease, StoreInner, places};
 use crate::metrics::lock;
 use crate::sync::Guard;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST, MEMBER_REMOVED, Member};
-use stratakv_format::{DeviceIndex, FrameId, Location};
+use stratakv_format::{DeviceIndex, FrameId, Location, SequenceId};
 
 /// The maximum number of frames that one commit changes.
 const FRAMES_PER_COMMIT: usize = 32;
@@ -141,6 +142,7 @@ fn repair(inner: &StoreInner) -> Result<RepairReport> {
         }
     }
     let members = CopyTargets::of(inner);
+    release_derived(inner, &members)?;
     let unrepairable = inner.devices.suspects.unrepairable();
     for (frame, devices) in bad.iter().filter(|(frame, _)| unrepairable.contains(frame)) {
         inner.devices.suspects.defer(devices.iter().map(|device| (*frame, *device)));
@@ -180,6 +182,26 @@ fn repair(inner: &StoreInner) -> Result<RepairReport> {
         inner.devices.suspects.owe_without_wake();
     }
     Ok(done)
+}
+
+/// Releases the derived frames on devices that keep no copies, with one commit.
+fn release_derived(inner: &StoreInner, members: &CopyTargets) -> Result<()> {
+    let derived = {
+        let catalog = lock(&inner.catalog);
+        let leaves = |frame: &FrameId| {
+            catalog.frames.get(frame).is_some_and(|frame| !members.keep.contains(&frame.location.device))
+        };
+        let of = |sequence: &SequenceId| {
+            let sequence = *sequence;
+            let leaving = catalog.derived_of(sequence).filter(|(frame, _)| leaves(frame));
+            leaving.map(move |(frame, _)| DerivedRelease::Reference(sequence, frame)).collect::<Vec<_>>()
+        };
+        catalog.sequences.keys().flat_map(of).collect::<Vec<_>>()
+    };
+    match derived.is_empty() {
+        true => Ok(()),
+        false => inner.commit(CommitRequest { derived, ..CommitRequest::default() }),
+    }
 }
 
 /// Returns whether a copy is damaged or cannot be read.
@@ -226,6 +248,9 @@ fn due(
     }
     let is_due = |(id, wanted): &(FrameId, usize)| {
         let Some(frame) = catalog.frames.get(id) else { return false };
+        if frame.derived {
+            return false;
+        }
         let kept = frame.locations().filter(|at| members.keep.contains(&at.device)).count();
         kept < *wanted || kept < frame.copies() || bad.contains_key(id)
     };

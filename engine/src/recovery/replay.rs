@@ -33,7 +33,7 @@ use stratakv_format::error::FormatErrorCode;
 use stratakv_format::features::Features;
 use stratakv_format::layout::Layout;
 use stratakv_format::manifest::{self as m, Batch, BatchHeader, BatchPlace, ManifestPage, Record};
-use stratakv_format::segment::KIND_LOG;
+use stratakv_format::segment::KIND_POOL;
 use stratakv_format::superblock::Slot;
 use stratakv_format::{DeviceIndex, FormatError, PAGE_BYTES, Unverified};
 use zerocopy::FromBytes;
@@ -116,15 +116,13 @@ pub(crate) fn replay(found: &[ProbedDirectory], store_id: [u8; 16], memory: usiz
     }
 }
 
-/// Checks that every segment has the store's segment size and the kind for frames.
+/// Checks that every segment has the store's segment size.
 fn check_segments(catalog: &Catalog, slot: &Slot) -> Result<()> {
     let bytes = slot.segment_bytes.get();
-    let wrong = |s: &SegmentMeta| u64::from(s.pages) * PAGE_BYTES as u64 != bytes || s.kind != KIND_LOG;
+    let wrong = |s: &SegmentMeta| u64::from(s.pages) * PAGE_BYTES as u64 != bytes;
     let Some((key, segment)) = catalog.segments.iter().find(|(_, segment)| wrong(segment)) else { return Ok(()) };
-    let (device, id, pages, kind) = (key.0, key.1, segment.pages, segment.kind);
-    let text = format!(
-        "segment {id} of device {device}: {pages} pages of kind {kind}, but segments of this store have {bytes} bytes"
-    );
+    let (device, id, pages) = (key.0, key.1, segment.pages);
+    let text = format!("segment {id} of device {device}: {pages} pages, but segments of this store have {bytes} bytes");
     Err(Error::new(ErrorKind::Corruption, text).during("the manifest is damaged in every copy; see kvfsck check"))
 }
 
@@ -327,6 +325,7 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[ManifestCopy], page
         let record = record.map_err(|e| refused(copies, page, "records", &e))?;
         let replicated = copies.iter().any(|copy| copy.features.has_copies());
         let encoded = copies.iter().any(|copy| copy.features.has_codecs());
+        let pooled = copies.iter().any(|copy| copy.features.has_pools());
         let has_codecs = |bytes: &[u8]| Layout::decode(bytes).is_ok_and(|layout| layout.is_encoded());
         let applied = match &record {
             Record::Superseded(_) if batch.is_checkpoint() => Err("a checkpoint that names a successor".into()),
@@ -336,6 +335,12 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[ManifestCopy], page
             Record::Replica(_) if !replicated => Err("a copy, but the manifest lacks the feature bit of copies".into()),
             Record::SequenceCreate(create, _) if !replicated && create.replicas > 1 => {
                 Err("a sequence with several copies, but the manifest lacks the feature bit of copies".into())
+            }
+            Record::Frame(frame) if !pooled && frame.flags.get() & m::FLAG_DERIVED != 0 => {
+                Err("a derived frame, but the manifest lacks the feature bit of pools".into())
+            }
+            Record::SegmentOpen(open) if !pooled && open.kind == KIND_POOL => {
+                Err("a segment for pools, but the manifest lacks the feature bit of pools".into())
             }
             _ => catalog.apply(&record),
         };

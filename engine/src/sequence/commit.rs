@@ -17,7 +17,7 @@ use super::handle::Sequence;
 use super::layer::LayerState;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::planted;
-use crate::log::{CommitRequest, FrameBuilder};
+use crate::log::{CommitRequest, DerivedRelease, FrameBuilder};
 use crate::options::Durability;
 use std::time::Instant;
 use stratakv_format::frame::CALLER_STATE_BYTES_MAX;
@@ -95,6 +95,7 @@ impl Sequence {
             self.release_merged(&mut request)?;
         }
         self.frames.announce_forked(&self.identity, &mut request);
+        self.frames.announce_derived(&self.store, &self.identity, &mut request);
         self.frames.announce_written(&self.identity, &mut request, &mut self.caller_state);
         let commit = SequenceCommit {
             sequence: U64::new(self.identity.sequence.0),
@@ -137,7 +138,9 @@ impl Sequence {
     fn new_request(&mut self) -> CommitRequest {
         let new = !self.commits.is_stored();
         let layouts = new.then(|| (self.identity.layout_id, self.identity.layout.clone())).into_iter().collect();
-        CommitRequest { layouts, records: self.commits.take_records(), ..CommitRequest::default() }
+        let cut = self.commits.cut_to().filter(|_| !new);
+        let derived = cut.map(|tokens| DerivedRelease::Cut(self.identity.sequence, tokens)).into_iter().collect();
+        CommitRequest { layouts, records: self.commits.take_records(), derived, ..CommitRequest::default() }
     }
 
     /// Returns whether a commit of `length` tokens writes the groups in memory.

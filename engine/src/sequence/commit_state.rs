@@ -31,6 +31,11 @@ pub(super) struct CommitState {
     owed: Option<OwedCommit>,
     /// Tokens were cut off since the last commit.
     cut: bool,
+    /// The lowest cut that no commit request has taken, in tokens. Derived frames beyond it are released.
+    cut_to: Option<u64>,
+    /// The lowest cut of this handle in tokens, and the frames that existed at the last one. Derived frames among them
+    /// that reach beyond the cut hold other tokens than the sequence.
+    stale: Option<(u64, FrameId)>,
     /// The number of frames that the next commit releases because of cuts.
     released: usize,
     /// None for a reader, and after a deletion.
@@ -50,7 +55,8 @@ impl CommitState {
 
     fn reader(committed: u64, settled: u64) -> Self {
         let records = RecordBuffer::default();
-        Self { records, stored: false, committed, settled, owed: None, cut: false, released: 0, lock: None }
+        let (owed, cut, cut_to, stale, released, lock) = (None, false, None, None, 0, None);
+        Self { records, stored: false, committed, settled, owed, cut, cut_to, stale, released, lock }
     }
 
     pub(super) fn is_stored(&self) -> bool {
@@ -101,9 +107,12 @@ impl CommitState {
         }
     }
 
-    /// Records a cut to `sealed` tokens, a multiple of the group size, and the frames that it releases.
-    pub(super) fn record_cut(&mut self, sequence: SequenceId, sealed: u64, released: &[FrameId]) {
+    /// Records a cut to `sealed` tokens, a multiple of the group size, and the frames that it releases. Frames below
+    /// `next_frame` exist.
+    pub(super) fn record_cut(&mut self, sequence: SequenceId, sealed: u64, released: &[FrameId], next_frame: FrameId) {
         self.cut = true;
+        self.cut_to = Some(self.cut_to.unwrap_or(u64::MAX).min(sealed));
+        self.stale = Some((self.stale.map_or(sealed, |(lowest, _)| lowest.min(sealed)), next_frame));
         if self.stored {
             let cut = SequenceTruncate { sequence: U64::new(sequence.0), tokens: U64::new(sealed) };
             self.records.push(Kind::SequenceTruncate, &cut, &[]);
@@ -114,6 +123,17 @@ impl CommitState {
         }
     }
 
+    /// Returns the lowest cut that no commit request has taken, in tokens.
+    pub(super) fn cut_to(&self) -> Option<u64> {
+        self.cut_to
+    }
+
+    /// Returns whether a derived frame whose tokens end at `token_end` holds tokens that were cut off, as far as this
+    /// handle knows. A cut that is queued is not in the catalog yet.
+    pub(super) fn is_stale(&self, frame: FrameId, token_end: u64) -> bool {
+        self.stale.is_some_and(|(lowest, next)| token_end > lowest && frame < next)
+    }
+
     /// Takes the records that a commit puts first.
     pub(super) fn take_records(&mut self) -> RecordBuffer {
         std::mem::take(&mut self.records)
@@ -122,7 +142,7 @@ impl CommitState {
     /// Records that a commit request of `length` tokens is complete. It may still fail.
     pub(super) fn request(&mut self, length: u64) {
         self.owed = None;
-        (self.cut, self.released) = (false, 0);
+        (self.cut, self.cut_to, self.released) = (false, None, 0);
         self.stored = true;
         self.settled = length;
     }
@@ -162,13 +182,27 @@ mod tests {
     }
 
     #[test]
+    fn commit_state_knows_which_derived_frames_a_cut_made_stale() {
+        let mut state = CommitState::reader(0, 0);
+        assert!(!state.is_stale(FrameId(1), 100));
+        state.record_cut(SequenceId(1), 16, &[], FrameId(4));
+        assert_eq!(state.cut_to(), Some(16));
+        assert!(state.is_stale(FrameId(3), 17) && !state.is_stale(FrameId(3), 16) && !state.is_stale(FrameId(4), 99));
+        // A request has taken the cut, which may still be queued.
+        state.request(16);
+        assert!(state.cut_to().is_none() && state.is_stale(FrameId(3), 17));
+        state.record_cut(SequenceId(1), 24, &[], FrameId(9));
+        assert!(state.cut_to() == Some(24) && state.is_stale(FrameId(8), 17));
+    }
+
+    #[test]
     fn commit_state_records_cuts_of_stored_sequences_only() {
         let mut state = CommitState::reader(0, 0);
-        state.record_cut(SequenceId(1), 16, &[]);
+        state.record_cut(SequenceId(1), 16, &[], FrameId(4));
         assert!(state.is_cut() && state.take_records().is_empty());
         state.request(16);
         assert!(!state.is_cut());
-        state.record_cut(SequenceId(1), 0, &[FrameId(2), FrameId(3)]);
+        state.record_cut(SequenceId(1), 0, &[FrameId(2), FrameId(3)], FrameId(4));
         assert_eq!(state.released(), 2);
         assert_eq!(state.take_records().count(), 3);
     }

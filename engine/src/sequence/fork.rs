@@ -2,11 +2,15 @@
 //!
 //! A fork leaves no trace until its first commit. That commit announces every frame it took over, with its references.
 //! A frame that the manifest knows already is not written again. Until then its segments are held as for a reader.
+//!
+//! Derived frames are shared too, but their segments are not held. The first commit leaves out those that are gone.
 
 use super::errors::no_memory;
 use super::handle::Sequence;
 use crate::error::Result;
 use crate::log::SequenceIdentity;
+use crate::metrics::lock;
+use stratakv_format::FrameId;
 
 impl Sequence {
     /// Returns a sequence without a key that starts with all tokens of this one, its token ids and its caller's state.
@@ -54,6 +58,11 @@ impl Sequence {
         self.fork_with(key).map_err(|e| e.during(format!("fork of sequence {}", self.identity.sequence)))
     }
 
+    /// Returns the derived frames that a fork shares.
+    fn shared_derived(&self) -> Vec<(FrameId, u64)> {
+        self.frames.share_derived(&lock(&self.store.catalog), self.identity.sequence, &self.commits)
+    }
+
     fn fork_with(&mut self, key: &str) -> Result<Self> {
         self.store.committer.check()?;
         self.land_all()?;
@@ -67,7 +76,7 @@ impl Sequence {
         child.token_ids = self.token_ids.fork();
         child.commits.settle_fork(self.commits.settled());
         child.caller_state = self.caller_state.fork();
-        child.frames.adopt(self.frames.share());
+        child.frames.adopt(self.frames.share(), self.shared_derived());
         child.account().map_err(|_| no_memory("the index of a fork"))?;
         Ok(child)
     }

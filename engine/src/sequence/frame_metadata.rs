@@ -22,8 +22,8 @@ use crate::read::{BlockReader, CopyFault, SegmentRange, first_good};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::frame::{
-    Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
-    KIND_TOKEN_IDS, SUMMARY_MIN_MAX, tail_plane_bytes,
+    Descriptor, FramePlace, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_GROUPS, KIND_SUMMARY,
+    KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX, tail_plane_bytes,
 };
 use stratakv_format::{FrameId, PAGE_BYTES, PlaneIdentity, segment};
 
@@ -86,7 +86,8 @@ pub(super) fn front_bytes(reference: &FrameReference) -> usize {
     reference.meta.front_pages as usize * PAGE_BYTES
 }
 
-/// Returns the frames of a sequence, in the order in which they were written.
+/// Returns the frames of a sequence that hold tokens, in the order in which they were written. Derived frames are left
+/// out.
 ///
 /// # Errors
 /// [`ErrorKind::Corruption`]: the manifest lacks a frame, or no device with a copy is present.
@@ -96,7 +97,11 @@ pub(super) fn references(store: &StoreInner, meta: &SequenceMeta) -> Result<Vec<
     let mut references = Vec::with_capacity(meta.refs.len());
     for &(id, token_end) in &meta.refs {
         let lost = || Error::new(ErrorKind::Corruption, format!("open: frame {id} is not in the manifest"));
-        let frame = catalog.frames.get(&id).ok_or_else(lost)?.clone();
+        let frame = catalog.frames.get(&id).ok_or_else(lost)?;
+        if frame.derived {
+            continue;
+        }
+        let frame = frame.clone();
         let copies =
             copies_of(&store.devices, catalog, &mut space, &frame).map_err(|e| e.during(format!("frame {id}")))?;
         let clip = token_end.min(meta.tokens);
@@ -246,11 +251,14 @@ impl Sequence {
                     let (key, value) = tail_plane_bytes(layer.geometry(), self.identity.layout.dtype(), tokens);
                     Some([key, value])
                 }
-                KIND_SUMMARY | KIND_TOKEN_IDS | KIND_CALLER_STATE | KIND_ADAPTER => None,
+                KIND_SUMMARY | KIND_TOKEN_IDS | KIND_CALLER_STATE | KIND_ADAPTER | KIND_CLUSTER_DELTA => None,
                 _ => continue,
             };
             let count = planes.map_or(1, |[_, value]| if value == 0 { 1 } else { 2 });
-            let is_cache = descriptor.kind.get() == KIND_SUMMARY && descriptor.summary.get() != SUMMARY_MIN_MAX;
+            let is_cache = match descriptor.kind.get() {
+                KIND_SUMMARY => descriptor.summary.get() != SUMMARY_MIN_MAX,
+                kind => kind == KIND_CLUSTER_DELTA,
+            };
             for plane in 0..count {
                 match self.piece(&frame, descriptor, plane, planes) {
                     Err(e) if is_cache => caches = caches.and(Err(e)),

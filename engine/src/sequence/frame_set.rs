@@ -13,17 +13,18 @@
 //! - `memory` is what the tables of all frames take. It may lag behind while frames are released.
 
 use super::caller_state::CallerState;
+use super::commit_state::CommitState;
 use super::layer_set::LayerSet;
 use super::referenced_frame::{ForkOrigin, ReferencedFrame, cut_references, merge_references};
-use crate::catalog::{RecordBuffer, SegmentHandle, ref_record, release_record};
+use crate::catalog::{Catalog, RecordBuffer, SegmentHandle, ref_record, release_record};
 use crate::error::{Error, Result};
 use crate::io::coverage;
 use crate::layout::PlacedBytes;
 use crate::log::{CommitRequest, FrameBuilder, FrameTarget, SequenceIdentity, StoreInner, WrittenFrame, write_frame};
 use crate::metrics::{Reservation, lock};
 use std::sync::Arc;
-use stratakv_format::FrameId;
 use stratakv_format::manifest::Kind;
+use stratakv_format::{FrameId, SequenceId};
 
 /// Commits gather groups up to this many times the bytes of a frame.
 const GATHERED_FRAMES: usize = 4;
@@ -34,6 +35,9 @@ pub(super) struct FrameSet {
     unnamed: Vec<WrittenFrame>,
     /// Frames that commits of this sequence, or of the one it was forked from, have named.
     named: Vec<ReferencedFrame>,
+    /// Derived frames of the sequence this was forked from, with the ends of their tokens. The first commit names those
+    /// that still exist.
+    derived: Vec<(FrameId, u64)>,
     /// The bytes of each layer on each device.
     placed: PlacedBytes,
     /// The most bytes of a frame.
@@ -57,7 +61,8 @@ pub(super) struct Landing {
 impl FrameSet {
     /// Returns an empty set. `limit` and `target` are in bytes.
     pub(super) fn new(placed: PlacedBytes, (limit, target): (usize, usize), gathered: Reservation) -> Self {
-        Self { unnamed: Vec::new(), named: Vec::new(), placed, limit, target, gathered, memory: 0 }
+        let (unnamed, named, derived) = (Vec::new(), Vec::new(), Vec::new());
+        Self { unnamed, named, derived, placed, limit, target, gathered, memory: 0 }
     }
 
     /// Returns an empty set for a handle that never writes.
@@ -82,7 +87,7 @@ impl FrameSet {
 
     /// Returns the number of frames that the next commit announces.
     pub(super) fn to_announce(&self) -> usize {
-        self.unnamed.len() + self.named.iter().filter(|held| held.shared.is_some()).count()
+        self.unnamed.len() + self.named.iter().filter(|held| held.shared.is_some()).count() + self.derived.len()
     }
 
     /// Returns the number of frames with groups that are read from memory yet.
@@ -151,9 +156,21 @@ impl FrameSet {
         named.chain(unnamed).filter(|held| held.first_token.is_some()).collect()
     }
 
+    /// Returns the derived frames of a sequence, for a fork: those that its commits named, and those that it was forked
+    /// with. Frames that hold tokens that were cut off are left out.
+    pub(super) fn share_derived(
+        &self,
+        catalog: &Catalog,
+        id: SequenceId,
+        commits: &CommitState,
+    ) -> Vec<(FrameId, u64)> {
+        let named = catalog.derived_of(id).filter(|(frame, end)| !commits.is_stale(*frame, *end));
+        named.chain(self.derived.iter().copied()).collect()
+    }
+
     /// Takes over the frames of the sequence this was forked from.
-    pub(super) fn adopt(&mut self, frames: Vec<ReferencedFrame>) {
-        self.named = frames;
+    pub(super) fn adopt(&mut self, frames: Vec<ReferencedFrame>, derived: Vec<(FrameId, u64)>) {
+        (self.named, self.derived) = (frames, derived);
         self.measure();
     }
 
@@ -240,6 +257,7 @@ impl FrameSet {
             frame.token_end = frame.token_end.min(sealed);
             frame.first_token = frame.first_token.filter(|first| *first < sealed);
         }
+        self.derived.retain(|(_, end)| *end <= sealed);
         cut_references(&mut self.named, sealed, state_frame)
     }
 
@@ -281,6 +299,30 @@ impl FrameSet {
                 ForkOrigin::Named => request.pins.extend(segments),
                 ForkOrigin::Unnamed => add_written(request, held, segments, identity.copies),
             }
+        }
+    }
+
+    /// Announces the derived frames that the sequence was forked with, once. One that no sequence has any more, or
+    /// whose device is gone, is left out.
+    pub(super) fn announce_derived(
+        &mut self,
+        store: &StoreInner,
+        identity: &SequenceIdentity,
+        request: &mut CommitRequest,
+    ) {
+        if self.derived.is_empty() {
+            return;
+        }
+        let catalog = lock(&store.catalog);
+        let mut space = lock(&store.space);
+        for (id, end) in std::mem::take(&mut self.derived) {
+            let Some(frame) = catalog.frames.get(&id) else { continue };
+            let key = (frame.location.device, frame.location.segment);
+            let Some(segment) = catalog.segments.get(&key) else { continue };
+            let Ok(segment) = space.handle(&store.devices, key, segment) else { continue };
+            frame.announce(id, &mut request.records);
+            request.records.push(Kind::FrameRef, &ref_record(identity.sequence, id, end), &[]);
+            request.pins.push(segment);
         }
     }
 

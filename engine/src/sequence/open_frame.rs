@@ -11,6 +11,7 @@
 //! | token ids | the token ids |
 //! | caller's state | the caller state, if the last commit names this frame |
 //! | adapter | the parts of the adapter |
+//! | changes of clusters | nowhere: clusters are derived |
 
 use super::blocks::{ScanPart, read_block};
 use super::errors::no_memory;
@@ -28,8 +29,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::frame::{
-    Descriptor, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
-    SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords, tail_plane_bytes,
+    Descriptor, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
+    KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords, tail_plane_bytes,
 };
 use stratakv_format::{DType, FrameId, PAGE_BYTES};
 
@@ -135,6 +136,7 @@ impl Sequence {
                     self.lay_groups(reference, descriptor, source, &mut rest.loose)?;
                 }
                 KIND_SUMMARY if descriptor.summary.get() != SUMMARY_MIN_MAX => {}
+                KIND_CLUSTER_DELTA => {}
                 KIND_SUMMARY => self.lay_summary(&frame, descriptor)?,
                 KIND_TAIL => self.lay_tail(&frame, descriptor, &mut rest.loose)?,
                 KIND_TOKEN_IDS => self.lay_token_ids(&frame, descriptor, rest)?,

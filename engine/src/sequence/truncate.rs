@@ -10,6 +10,7 @@ use super::handle::Sequence;
 use crate::catalog::Source;
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
+use stratakv_format::FrameId;
 
 impl Sequence {
     /// Keeps the first `tokens` tokens of every layer, and as many token ids. A cut may fall below a commit and inside
@@ -44,7 +45,8 @@ impl Sequence {
         self.streams.iter().for_each(|streams| streams.give_all_back());
         let sealed = tokens / group_tokens as u64 * group_tokens as u64;
         let released = self.frames.cut(sealed, self.caller_state.frame());
-        self.commits.record_cut(self.identity.sequence, sealed, &released);
+        let next_frame = FrameId(self.store.ids.peek().frame);
+        self.commits.record_cut(self.identity.sequence, sealed, &released, next_frame);
         self.frames.measure();
         // Tables and summaries only shrink, so both calls succeed.
         let _ = self.account();

@@ -22,8 +22,9 @@ use crate::recovery::{ManifestState, ProbedDirectory, read_only_features, replay
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use stratakv_format::features::{INCOMPAT_CODECS, INCOMPAT_REPLICAS};
+use stratakv_format::features::{INCOMPAT_CODECS, INCOMPAT_POOLS, INCOMPAT_REPLICAS};
 use stratakv_format::manifest as m;
+use stratakv_format::segment::KIND_POOL;
 use stratakv_format::superblock::{SLOTS, STATE_CLOSED, STATE_OPEN, Slot};
 use stratakv_format::{DeviceIndex, PAGE_BYTES};
 use zerocopy::little_endian::U64;
@@ -147,7 +148,9 @@ fn used_features(catalog: &Catalog) -> u64 {
     let copies = catalog.frames.values().any(|frame| frame.copies() > 1)
         || catalog.sequences.values().any(|sequence| sequence.replicas > 1);
     let codecs = catalog.layouts.values().any(|layout| layout.raw().is_encoded());
-    let features = [(copies, INCOMPAT_REPLICAS), (codecs, INCOMPAT_CODECS)];
+    // A free segment keeps its kind in the manifest until it is opened again.
+    let pools = catalog.segments.values().any(|segment| segment.kind == KIND_POOL);
+    let features = [(copies, INCOMPAT_REPLICAS), (codecs, INCOMPAT_CODECS), (pools, INCOMPAT_POOLS)];
     features.into_iter().filter(|(has, _)| *has).fold(0, |all, (_, bit)| all | bit)
 }
 

@@ -9,14 +9,15 @@
 //!
 //! The order of the extents of a frame is checked by the view of the frame.
 
-use super::header::CALLER_STATE_BYTES_MAX;
+use super::header::{CALLER_STATE_BYTES_MAX, DESCRIPTORS_MAX, TOTAL_PAGES_MAX};
 use super::summary::{SUMMARY_LOW_RANK, SUMMARY_MIN_MAX, SUMMARY_RECORD_BYTES_MAX, SUMMARY_SIGNS, SummaryHeader};
 use crate::codec::PlaneCodec;
 use crate::dtype::DType;
 use crate::error::FormatError;
-use crate::layout::{GROUP_TOKENS_MAX, LayerGeometry, Layout};
+use crate::layout::{BLOCK_BYTES_MAX, GROUP_TOKENS_MAX, LayerGeometry, Layout};
 use crate::manifest::ADAPTER_BYTES_MAX;
 use crate::page::PAGE_BYTES;
+use crate::pool::CLUSTER_PIECE_BYTES_MAX;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -32,9 +33,9 @@ pub const KIND_TOKEN_IDS: u16 = 4;
 pub const KIND_CALLER_STATE: u16 = 5;
 /// Kind, reserved: low-rank basis.
 pub const KIND_LOW_RANK_BASIS: u16 = 6;
-/// Kind, reserved: changes of clusters.
+/// Kind: changes of clusters, opaque bytes. A reader that does not use clusters passes over them.
 pub const KIND_CLUSTER_DELTA: u16 = 7;
-/// Kind, reserved: directory of clusters.
+/// Kind: a piece of a directory of clusters of one layer, in a derived frame.
 pub const KIND_CLUSTER_DIRECTORY: u16 = 8;
 /// Kind, reserved: copy of an extent of another frame.
 pub const KIND_REPLICA: u16 = 9;
@@ -42,6 +43,8 @@ pub const KIND_REPLICA: u16 = 9;
 pub const KIND_KEYED_OBJECT: u16 = 10;
 /// Kind: bytes of an adapter of one layer, in a sequence that holds an adapter.
 pub const KIND_ADAPTER: u16 = 11;
+/// Kind: a pool of pages of one layer, in a derived frame. Its checksums are stored in directories.
+pub const KIND_POOL: u16 = 12;
 
 /// The greatest end of the tokens of a sequence.
 pub const TOKENS_MAX: u64 = 1 << 48;
@@ -62,10 +65,12 @@ pub struct Descriptor {
     /// The summary kind, else 0.
     pub summary: U16,
     /// The first token. Token ids: index of the first id. Caller state: committed length. Adapter: first byte.
+    /// Directory: number of the piece in the frame. Pool: 0.
     pub first_token: U64,
-    /// The number of valid tokens. Token ids: ids. Caller state and adapter: bytes.
+    /// The number of valid tokens. Token ids: ids. Caller state, adapter and directory: bytes. Pool: pages that were
+    /// written with the frame.
     pub tokens: U32,
-    /// The number of groups or summary records, else 1.
+    /// The number of groups, summary records or pages of a pool, else 1.
     pub pieces: U32,
     /// Byte offset from the start of the frame.
     pub offset: U64,
@@ -73,7 +78,7 @@ pub struct Descriptor {
     pub bytes: U64,
     /// The index of its first checksum in the table of the frame.
     pub checksum_first: U32,
-    /// The number of its checksums. Groups: one per block and plane. Tail: one per plane. Else one.
+    /// The number of its checksums. Groups: one per block and plane. Tail: one per plane. Pool: none. Else one.
     pub checksum_count: U32,
     /// The element type of a summary ([`DType`]), else 0.
     pub element: u8,
@@ -81,7 +86,7 @@ pub struct Descriptor {
     pub cipher: u8,
     /// Reserved for encryption: key id, zero.
     pub key: U16,
-    /// Bytes of a summary record of a kind above [`SUMMARY_MIN_MAX`], else 0.
+    /// Bytes of a summary record of a kind above [`SUMMARY_MIN_MAX`], of a page of a pool, or of a delta. Else 0.
     pub record_bytes: U32,
 }
 
@@ -119,6 +124,18 @@ impl Descriptor {
         self.first_token.get().saturating_add(u64::from(self.tokens.get()))
     }
 
+    /// Returns whether the extent is stored behind the front: groups and pools.
+    #[must_use]
+    pub fn is_behind_front(&self) -> bool {
+        matches!(self.kind.get(), KIND_GROUPS | KIND_POOL)
+    }
+
+    /// Returns whether the extent belongs to a derived frame. Such a frame holds no other extents.
+    #[must_use]
+    pub fn is_derived(&self) -> bool {
+        matches!(self.kind.get(), KIND_POOL | KIND_CLUSTER_DIRECTORY)
+    }
+
     /// Checks everything that does not need the payload, against the layout and the frame's length.
     ///
     /// # Errors
@@ -134,7 +151,11 @@ impl Descriptor {
         if self.cipher != 0 || self.key.get() != 0 {
             return Err(FormatError::unsupported("cipher", base + 49, 0, u64::from(self.cipher)));
         }
-        if self.kind.get() != KIND_SUMMARY || self.summary.get() == SUMMARY_MIN_MAX {
+        let is_sized = match self.kind.get() {
+            KIND_SUMMARY => self.summary.get() != SUMMARY_MIN_MAX,
+            kind => matches!(kind, KIND_POOL | KIND_CLUSTER_DELTA),
+        };
+        if !is_sized {
             crate::verify::check_zeros(self.record_bytes.as_bytes(), "descriptor", base + 52)?;
         }
         let geometry = self.geometry(layout, base)?;
@@ -145,7 +166,7 @@ impl Descriptor {
         if end.is_none_or(|end| end > frame_bytes) {
             return Err(FormatError::range("extent end", base + 24, frame_bytes, self.offset.get()));
         }
-        let alignment = if self.kind.get() == KIND_GROUPS { PAGE_BYTES as u64 } else { 8 };
+        let alignment = if self.is_behind_front() { PAGE_BYTES as u64 } else { 8 };
         if !self.offset.get().is_multiple_of(alignment) {
             return Err(FormatError::range("extent alignment", base + 24, alignment, self.offset.get()));
         }
@@ -158,7 +179,11 @@ impl Descriptor {
 
     fn check_kind_and_codec(&self, layout: &Layout, base: usize) -> Result<(), FormatError> {
         let kind = self.kind.get();
-        if !(KIND_GROUPS..=KIND_CALLER_STATE).contains(&kind) && kind != KIND_ADAPTER {
+        let is_known = matches!(
+            kind,
+            KIND_GROUPS..=KIND_CALLER_STATE | KIND_CLUSTER_DELTA | KIND_CLUSTER_DIRECTORY | KIND_ADAPTER | KIND_POOL
+        );
+        if !is_known {
             return Err(FormatError::unsupported("descriptor kind", base, 0, u64::from(kind)));
         }
         let codec = self.codec.get();
@@ -186,8 +211,11 @@ impl Descriptor {
             let (layers, found) = (layout.layers.len() as u64, u64::from(self.layer.get()));
             return Err(FormatError::range("layer", base + 2, layers, found));
         };
-        if kind == KIND_ADAPTER {
-            return self.adapter_geometry(base);
+        match kind {
+            KIND_ADAPTER => return self.adapter_geometry(base),
+            KIND_POOL => return self.pool_geometry(base),
+            KIND_CLUSTER_DIRECTORY => return self.directory_geometry(base),
+            _ => {}
         }
         let tokens = u64::from(self.tokens.get());
         if self.first_token.get().checked_add(tokens).is_none_or(|end| end > TOKENS_MAX) || tokens == 0 {
@@ -203,6 +231,7 @@ impl Descriptor {
                 let groups = self.whole_groups(layout, base)?;
                 self.summary_geometry(layer, groups, base)
             }
+            KIND_CLUSTER_DELTA => self.delta_geometry(base),
             _ => self.tail_geometry(layout, layer, base),
         }
     }
@@ -231,6 +260,41 @@ impl Descriptor {
         let end = self.first_token.get().checked_add(bytes);
         if self.pieces.get() != 1 || bytes == 0 || end.is_none_or(|end| end > ADAPTER_BYTES_MAX) {
             return Err(FormatError::range("adapter bytes", base + 16, ADAPTER_BYTES_MAX, bytes));
+        }
+        Ok(ExtentGeometry { bytes, checksums: 1 })
+    }
+
+    fn pool_geometry(&self, base: usize) -> Result<ExtentGeometry, FormatError> {
+        let (pages, page_bytes) = (u64::from(self.pieces.get()), u64::from(self.record_bytes.get()));
+        if page_bytes == 0 || page_bytes > BLOCK_BYTES_MAX as u64 || !page_bytes.is_multiple_of(PAGE_BYTES as u64) {
+            return Err(FormatError::range("page bytes", base + 52, PAGE_BYTES as u64, page_bytes));
+        }
+        if pages == 0 || pages > u64::from(TOTAL_PAGES_MAX) {
+            return Err(FormatError::range("pool pages", base + 20, u64::from(TOTAL_PAGES_MAX), pages));
+        }
+        let written = u64::from(self.tokens.get());
+        if written > pages {
+            return Err(FormatError::range("pool pages written", base + 16, pages, written));
+        }
+        if self.first_token.get() != 0 {
+            return Err(FormatError::range("tokens", base + 8, 0, self.first_token.get()));
+        }
+        Ok(ExtentGeometry { bytes: pages * page_bytes, checksums: 0 })
+    }
+
+    fn directory_geometry(&self, base: usize) -> Result<ExtentGeometry, FormatError> {
+        let (bytes, number) = (u64::from(self.tokens.get()), self.first_token.get());
+        let bytes_max = u64::from(CLUSTER_PIECE_BYTES_MAX);
+        if self.pieces.get() != 1 || bytes == 0 || bytes > bytes_max || number >= u64::from(DESCRIPTORS_MAX) {
+            return Err(FormatError::range("directory bytes", base + 16, bytes_max, bytes));
+        }
+        Ok(ExtentGeometry { bytes, checksums: 1 })
+    }
+
+    fn delta_geometry(&self, base: usize) -> Result<ExtentGeometry, FormatError> {
+        let (bytes, bytes_max) = (u64::from(self.record_bytes.get()), u64::from(CLUSTER_PIECE_BYTES_MAX));
+        if self.pieces.get() != 1 || bytes == 0 || bytes > bytes_max {
+            return Err(FormatError::range("delta bytes", base + 52, bytes_max, bytes));
         }
         Ok(ExtentGeometry { bytes, checksums: 1 })
     }
@@ -302,7 +366,7 @@ mod tests {
                 codecs: crate::layout::RAW_PLANES
             }],
         };
-        for kind in [0, KIND_LOW_RANK_BASIS, KIND_KEYED_OBJECT, KIND_ADAPTER + 1, u16::MAX] {
+        for kind in [0, KIND_LOW_RANK_BASIS, KIND_REPLICA, KIND_KEYED_OBJECT, KIND_POOL + 1, u16::MAX] {
             let mut descriptor = Descriptor::new_zeroed();
             descriptor.kind = U16::new(kind);
             descriptor.record_bytes = U32::new(7);

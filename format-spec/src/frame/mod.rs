@@ -8,7 +8,8 @@
 //!
 //! # Invariants of a checked header
 //! - Extents are in the order of their descriptors. They start after the header and do not overlap.
-//! - The front holds every extent except groups, and groups extents start after it.
+//! - The front holds every extent except groups and pools, which start after it.
+//! - A derived frame holds pools and directories of clusters, and nothing else. Other frames hold none of them.
 //! - Descriptors cover the table of checksums without gaps.
 
 mod builder;
@@ -20,8 +21,8 @@ mod view;
 pub use builder::{HeaderBuilder, header_bytes};
 pub use descriptor::{
     CODEC_RAW, Descriptor, KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_CLUSTER_DIRECTORY, KIND_GROUPS,
-    KIND_KEYED_OBJECT, KIND_LOW_RANK_BASIS, KIND_REPLICA, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, TOKENS_MAX,
-    summary_record_bytes, tail_plane_bytes,
+    KIND_KEYED_OBJECT, KIND_LOW_RANK_BASIS, KIND_POOL, KIND_REPLICA, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
+    TOKENS_MAX, summary_record_bytes, tail_plane_bytes,
 };
 pub use header::{
     CALLER_STATE_BYTES_MAX, DESCRIPTORS_MAX, FrameHeader, FramePlace, HEADER_PAGES_MAX, MAGIC, TOTAL_PAGES_MAX,

@@ -9,7 +9,7 @@
 //! 5. Tables: layout, key, descriptors and checksums, with zeros between and after them.
 //! 6. Each descriptor, and the order of extents and checksums.
 
-use super::descriptor::{Descriptor, KIND_GROUPS};
+use super::descriptor::{Descriptor, KIND_CLUSTER_DIRECTORY};
 use super::header::{FrameHeader, FramePlace, HEADER_PAGES_MAX, MAGIC};
 use crate::checksum::crc_with_hole;
 use crate::error::FormatError;
@@ -78,14 +78,13 @@ impl<'a> FrameView<'a> {
         let frame_bytes = u64::from(self.header.total_pages.get()) * page;
         let front_bytes = u64::from(self.header.front_pages.get()) * page;
         let mut end = u64::from(self.header.header_pages.get()) * page;
-        let mut checksum_end = 0;
+        let (mut checksum_end, mut directories) = (0, 0);
         for (index, descriptor) in self.descriptors.iter().enumerate() {
             let at = base + index * size_of::<Descriptor>();
             descriptor.check(&self.layout, frame_bytes, self.checksums.len() as u64, at)?;
             let start = descriptor.offset.get();
             let extent_end = start + descriptor.bytes.get();
-            let is_groups = descriptor.kind.get() == KIND_GROUPS;
-            let in_place = if is_groups { start >= front_bytes } else { extent_end <= front_bytes };
+            let in_place = if descriptor.is_behind_front() { start >= front_bytes } else { extent_end <= front_bytes };
             if !in_place {
                 return Err(FormatError::range("extent on the wrong side of the front", at + 24, front_bytes, start));
             }
@@ -96,6 +95,17 @@ impl<'a> FrameView<'a> {
                 let first = u64::from(descriptor.checksum_first.get());
                 return Err(FormatError::range("extent checksums", at + 40, u64::from(checksum_end), first));
             }
+            if descriptor.is_derived() != self.is_derived() {
+                let kind = u64::from(descriptor.kind.get());
+                return Err(FormatError::range("extents of a derived frame", at, 0, kind));
+            }
+            if descriptor.kind.get() == KIND_CLUSTER_DIRECTORY {
+                let number = descriptor.first_token.get();
+                if number != directories {
+                    return Err(FormatError::range("number of a directory piece", at + 8, directories, number));
+                }
+                directories += 1;
+            }
             end = extent_end;
             checksum_end += descriptor.checksum_count.get();
         }
@@ -104,6 +114,12 @@ impl<'a> FrameView<'a> {
             return Err(FormatError::range("checksums", 128, u64::from(checksum_end), found));
         }
         Ok(())
+    }
+
+    /// Returns whether the frame is derived: its extents are pools and directories of clusters.
+    #[must_use]
+    pub fn is_derived(&self) -> bool {
+        self.descriptors.first().is_some_and(Descriptor::is_derived)
     }
 
     /// Returns the header.

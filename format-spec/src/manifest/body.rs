@@ -15,6 +15,9 @@ pub const ADAPTER_NAME_BYTES_MAX: usize = 255;
 /// The most bytes of an adapter.
 pub const ADAPTER_BYTES_MAX: u64 = 1 << 32;
 
+/// Frame flag: the frame is derived. It holds no token that counts, and may be released at any time.
+pub const FLAG_DERIVED: u32 = 1;
+
 /// Member state: the device takes part.
 pub const MEMBER_ACTIVE: u8 = 1;
 /// Member state: the device takes no new frames and is being emptied.
@@ -143,8 +146,8 @@ body!(
         header_pages: U32,
         /// The pages of its front.
         front_pages: U32,
-        /// Zero.
-        reserved: U32,
+        /// [`FLAG_DERIVED`].
+        flags: U32,
     }
 );
 body!(

@@ -4,7 +4,7 @@
 
 use super::body as b;
 use super::body::{
-    ADAPTER_BYTES_MAX, ADAPTER_NAME_BYTES_MAX, KEY_BYTES_MAX, MEMBER_ACTIVE, MEMBER_REMOVED, REPLICAS_MAX,
+    ADAPTER_BYTES_MAX, ADAPTER_NAME_BYTES_MAX, FLAG_DERIVED, KEY_BYTES_MAX, MEMBER_ACTIVE, MEMBER_REMOVED, REPLICAS_MAX,
 };
 use super::record::{Record, RecordHeader};
 use crate::error::FormatError;
@@ -182,7 +182,12 @@ impl BodyChecker {
         let total = u64::from(body.location.pages.get());
         self.within(offset_of!(b::Frame, header_pages), header, 1, u64::from(HEADER_PAGES_MAX).min(total))?;
         self.within(offset_of!(b::Frame, front_pages), front, header, total)?;
-        self.zero(offset_of!(b::Frame, reserved), body.reserved.as_bytes())
+        let flags = body.flags.get();
+        if flags & !FLAG_DERIVED != 0 {
+            let offset = self.at(offset_of!(b::Frame, flags));
+            return Err(FormatError::unsupported("frame flags", offset, u64::from(FLAG_DERIVED), u64::from(flags)));
+        }
+        Ok(())
     }
 
     fn frame_moved(&self, body: &b::FrameMoved) -> Checked {

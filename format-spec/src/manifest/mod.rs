@@ -24,10 +24,10 @@ pub use batch::{
     RECORDS_BYTES_MAX, encode_batch,
 };
 pub use body::{
-    ADAPTER_BYTES_MAX, ADAPTER_NAME_BYTES_MAX, AdapterDefined, CheckpointEnd, Counters, Fork, Frame, FrameMoved,
-    FrameRef, FrameRelease, KEY_BYTES_MAX, LayoutDefined, MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST, MEMBER_REMOVED,
-    Member, PoolAllocation, REPLICAS_MAX, Replica, SegmentFree, SegmentOpen, SegmentSeal, SequenceCommit,
-    SequenceCreate, SequenceDelete, SequenceTruncate, Superseded,
+    ADAPTER_BYTES_MAX, ADAPTER_NAME_BYTES_MAX, AdapterDefined, CheckpointEnd, Counters, FLAG_DERIVED, Fork, Frame,
+    FrameMoved, FrameRef, FrameRelease, KEY_BYTES_MAX, LayoutDefined, MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST,
+    MEMBER_REMOVED, Member, PoolAllocation, REPLICAS_MAX, Replica, SegmentFree, SegmentOpen, SegmentSeal,
+    SequenceCommit, SequenceCreate, SequenceDelete, SequenceTruncate, Superseded,
 };
 pub use file::{DIRECTORY, FILE_BYTES_MAX, MAGIC, ManifestPage, file_name, parse_file_name};
 pub use record::{FLAG_IGNORABLE, Kind, Record, RecordHeader, Records, encode_record};

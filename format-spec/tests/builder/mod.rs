@@ -182,7 +182,7 @@ pub(crate) fn frame_record(frame: &GoldenFrame, origin: u64) -> m::Frame {
         header_crc: U32::new(frame.crc),
         header_pages: U32::new(frame.header_pages),
         front_pages: U32::new(frame.front_pages),
-        reserved: U32::new(0),
+        flags: U32::new(0),
     }
 }
 

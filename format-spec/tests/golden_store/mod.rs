@@ -257,7 +257,7 @@ pub(crate) fn every_record() -> GoldenBatch {
             header_crc: U32::new(23),
             header_pages: U32::new(2),
             front_pages: U32::new(3),
-            reserved: U32::new(0),
+            flags: U32::new(0),
         };
         r.put(Kind::Frame, &frame, &[]);
         let (header_crc, reserved) = (U32::new(24), U32::new(0));

@@ -7,7 +7,7 @@ use stratakv_format::ids::RawLocation;
 use stratakv_format::layout::{RawCodecs, RawLayer, RawLayoutHeader};
 use stratakv_format::manifest as m;
 use stratakv_format::rope::RawRope;
-use stratakv_format::{export, features as f, frame, segment, superblock};
+use stratakv_format::{export, features as f, frame, pool, segment, superblock};
 
 /// A type that a field may have.
 trait SpecType {
@@ -114,7 +114,7 @@ fn records() -> Structures {
         SequenceTruncate: m::SequenceTruncate { sequence, tokens }
         SequenceDelete: m::SequenceDelete { sequence }
         Frame: m::Frame {
-            frame, origin, lsn, nonce, location, header_crc, header_pages, front_pages, reserved,
+            frame, origin, lsn, nonce, location, header_crc, header_pages, front_pages, flags,
         }
         FrameRef: m::FrameRef { sequence, frame, token_end }
         FrameRelease: m::FrameRelease { sequence, frame }
@@ -153,6 +153,13 @@ fn layouts_and_frames() -> Structures {
             kind, layer, codec, summary, first_token, tokens, pieces, offset, bytes, checksum_first, checksum_count,
             element, cipher, key, record_bytes,
         }
+        DirectoryHeader: pool::DirectoryHeader {
+            version, part, head, method_bytes, set, generation, seed, tokens, entries, clusters, method_version,
+            memberships, representative, representatives, reserved, first_cluster, count, piece_entries, frames, runs,
+            pages,
+        }
+        ClusterRecord: pool::ClusterRecord { entries, runs, variance, radius }
+        PageRun: pool::PageRun { frame, page, pages, direction, last_entries, reserved }
         SummaryHeader: frame::SummaryHeader { version, parameter, adapter, adapter_checksum, reserved }
         ExportPage: export::ExportPage {
             magic, features, store_id, sequence, nonce, tokens, token_ids, created_unix_ms, exported_unix_ms, ttl_ms,

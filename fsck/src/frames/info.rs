@@ -1,5 +1,7 @@
 //! The content of a frame, as its header describes it.
 
+use stratakv_format::PAGE_BYTES;
+
 /// The meaning of the tokens of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ExtentContent {
@@ -21,6 +23,40 @@ pub(crate) struct FrameInfo {
     pub(crate) spans: Vec<(ExtentContent, u64, u64)>,
     pub(crate) has_state: bool,
     pub(crate) adapter: Vec<AdapterPiece>,
+    pub(crate) directories: Vec<DirectoryExtent>,
+    pub(crate) pools: Vec<PoolExtent>,
+}
+
+/// A piece of a directory of clusters.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DirectoryExtent {
+    pub(crate) layer: u16,
+    /// The offset in the segment file.
+    pub(crate) offset: u64,
+    pub(crate) bytes: u64,
+    /// True if the piece matched its own checksum.
+    pub(crate) good: bool,
+}
+
+/// A pool of pages.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PoolExtent {
+    pub(crate) layer: u16,
+    /// Its first page, in pages of 4096 bytes from the start of the frame.
+    pub(crate) first: u32,
+    /// Its pages of `page_bytes`.
+    pub(crate) pages: u32,
+    pub(crate) page_bytes: u32,
+}
+
+impl PoolExtent {
+    /// Returns whether a page of this many bytes of a layer may start at `page` of the frame.
+    pub(crate) fn has_page(&self, layer: u16, page: u32, page_bytes: usize) -> bool {
+        let each = self.page_bytes / PAGE_BYTES as u32;
+        let nth = page.checked_sub(self.first).filter(|at| at.is_multiple_of(each)).map(|at| at / each);
+        let fits = nth.is_some_and(|nth| nth < self.pages);
+        layer == self.layer && page_bytes == self.page_bytes as usize && fits
+    }
 }
 
 /// A piece of an adapter and its place. Pieces order by layer and first byte.

@@ -10,7 +10,7 @@ mod digest;
 mod info;
 mod payload;
 
-pub(crate) use info::{AdapterPiece, ExtentContent, FrameInfo};
+pub(crate) use info::{AdapterPiece, DirectoryExtent, ExtentContent, FrameInfo, PoolExtent};
 pub(crate) use payload::ReadContext;
 
 use crate::finding::{Code, Finding};
@@ -20,8 +20,8 @@ use crate::segments::SegmentJob;
 use payload::{FrameBytes, Payload};
 use stratakv_format::PAGE_BYTES;
 use stratakv_format::frame::{
-    CALLER_STATE_BYTES_MAX, Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
-    KIND_TOKEN_IDS, SUMMARY_MIN_MAX,
+    CALLER_STATE_BYTES_MAX, Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_POOL, KIND_SUMMARY,
+    KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX,
 };
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -77,9 +77,9 @@ impl Checker<'_> {
             return None;
         }
         let bytes = FrameBytes { id, origin: frame.record.origin.get(), location, header_bytes };
-        let adapter = Payload::new(&self.context, file, bytes).check(&view);
+        let parts = Payload::new(&self.context, file, bytes).check(&view);
         let (mut info, defects) = content(&view);
-        info.adapter = adapter;
+        (info.adapter, info.directories) = (parts.adapter, parts.directories);
         for text in defects {
             let finding = about(Finding::damage(Code::FrameHeader, text));
             sink.push(finding.at(&file.place, start, header_bytes));
@@ -98,6 +98,7 @@ impl Checker<'_> {
             ("origin", record.origin.get(), header.sequence.get()),
             ("header pages", u64::from(record.header_pages.get()), u64::from(header.header_pages.get())),
             ("front pages", u64::from(record.front_pages.get()), u64::from(header.front_pages.get())),
+            ("derived extents", u64::from(frame.is_derived()), u64::from(view.is_derived())),
         ];
         let damage = |text: String, expected, found| Finding::damage(Code::FrameHeader, text).values(expected, found);
         let mut defects: Vec<_> = fields
@@ -130,7 +131,8 @@ impl Checker<'_> {
 /// Returns what the descriptors of a frame say it holds, and what is wrong with them.
 fn content(view: &FrameView<'_>) -> (FrameInfo, Vec<&'static str>) {
     let layout = view.header().layout.get();
-    let mut info = FrameInfo { layout, spans: Vec::new(), has_state: false, adapter: Vec::new() };
+    let (spans, adapter, directories, pools) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut info = FrameInfo { layout, spans, has_state: false, adapter, directories, pools };
     let mut defects = Vec::new();
     let front = u64::from(view.header().front_pages.get()) * PAGE;
     for descriptor in view.descriptors() {
@@ -149,6 +151,12 @@ fn content(view: &FrameView<'_>) -> (FrameInfo, Vec<&'static str>) {
                     defects.push("the caller state is larger than its limit");
                 }
                 KIND_CALLER_STATE => info.has_state = true,
+                KIND_POOL => info.pools.push(PoolExtent {
+                    layer: descriptor.layer.get(),
+                    first: (descriptor.offset.get() / PAGE) as u32,
+                    pages: descriptor.pieces.get(),
+                    page_bytes: descriptor.record_bytes.get(),
+                }),
                 _ => {}
             },
         }

@@ -1,12 +1,12 @@
 //! The payload of a frame, read once from front to back through a window.
 //!
-//! Invariant: every byte behind the header is part of a plane, whose checksum is compared, or zero.
+//! Invariant: every byte behind the header is part of a plane, whose checksum is compared, part of a pool, or zero.
 //!
 //! An extent starts at the offset of its descriptor. A groups extent holds blocks of one or two planes per group, with
 //! zeros between them. Every other extent holds its planes without gaps.
 
 use super::digest::Digest;
-use super::info::AdapterPiece;
+use super::info::{AdapterPiece, DirectoryExtent};
 use crate::finding::{Code, Finding, Sink};
 use crate::io::{self, StoreFile, WINDOW_BYTES};
 use crate::report::{Counts, Progress};
@@ -14,8 +14,8 @@ use std::ops::Range;
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::codec::PlaneShape;
 use stratakv_format::frame::{
-    Descriptor, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
-    SUMMARY_MIN_MAX, SummaryHeader, tail_plane_bytes,
+    Descriptor, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_CLUSTER_DIRECTORY, KIND_GROUPS,
+    KIND_POOL, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, tail_plane_bytes,
 };
 use stratakv_format::layout::{LayerGeometry, Layout};
 use stratakv_format::{Location, PlaneCodec, SequenceId};
@@ -66,7 +66,14 @@ pub(super) struct Payload<'a> {
     filled: u64,
     /// The ranges that could not be read. They were reported.
     bad: Vec<Range<u64>>,
-    adapter: Vec<AdapterPiece>,
+    parts: PayloadParts,
+}
+
+/// The parts of a payload that later checks read again.
+#[derive(Default)]
+pub(super) struct PayloadParts {
+    pub(super) adapter: Vec<AdapterPiece>,
+    pub(super) directories: Vec<DirectoryExtent>,
 }
 
 impl<'a> Payload<'a> {
@@ -85,18 +92,18 @@ impl<'a> Payload<'a> {
             window_at: at,
             filled: 0,
             bad: Vec::new(),
-            adapter: Vec::new(),
+            parts: PayloadParts::default(),
         }
     }
 
-    /// Checks every byte of the payload. Returns the adapter pieces in it.
-    pub(super) fn check(mut self, view: &FrameView<'_>) -> Vec<AdapterPiece> {
+    /// Checks every byte of the payload. Returns the parts that later checks read again.
+    pub(super) fn check(mut self, view: &FrameView<'_>) -> PayloadParts {
         self.nonce = view.header().nonce.get();
         for descriptor in view.descriptors() {
             self.extent(view, descriptor);
         }
         self.zeros(self.end);
-        self.adapter
+        self.parts
     }
 
     fn extent(&mut self, view: &FrameView<'_>, descriptor: &Descriptor) {
@@ -130,7 +137,20 @@ impl<'a> Payload<'a> {
                 let Location { device, segment, .. } = self.frame.location;
                 let (layer, first, bytes) = (layer_index, whole.first, whole.bytes);
                 let (device, segment) = (device.0, segment.0);
-                self.adapter.push(AdapterPiece { layer, first, bytes, device, segment, offset: start, good });
+                self.parts.adapter.push(AdapterPiece { layer, first, bytes, device, segment, offset: start, good });
+            }
+            (KIND_CLUSTER_DIRECTORY, _) => {
+                let good = self.plane(&whole);
+                self.parts.directories.push(DirectoryExtent {
+                    layer: layer_index,
+                    offset: start,
+                    bytes: whole.bytes,
+                    good,
+                });
+            }
+            // The checksums of its pages are stored in directories.
+            (KIND_POOL, _) => {
+                self.feed(whole.bytes, |_, _| {});
             }
             _ => {
                 self.plane(&whole);
@@ -275,12 +295,13 @@ impl<'a> Payload<'a> {
             return readable;
         }
         let text = format!("the checksum of the plane is {found:#x}, but the frame header says {expected:#x}");
-        let mut finding = self.about(Finding::damage(Code::PayloadChecksum, text).values(expected, found));
+        let code = if kind == KIND_CLUSTER_DIRECTORY { Code::ClusterDirectory } else { Code::PayloadChecksum };
+        let mut finding = self.about(Finding::damage(code, text).values(expected, found));
         finding = finding.plane(plane_name(kind, index));
-        if !matches!(kind, KIND_CALLER_STATE | KIND_ADAPTER) {
+        if !matches!(kind, KIND_CALLER_STATE | KIND_ADAPTER | KIND_CLUSTER_DIRECTORY) {
             finding = finding.tokens(first, first.saturating_add(u64::from(tokens)));
         }
-        if matches!(kind, KIND_GROUPS | KIND_SUMMARY | KIND_TAIL | KIND_ADAPTER) {
+        if !matches!(kind, KIND_TOKEN_IDS | KIND_CALLER_STATE) {
             finding = finding.layer(layer);
         }
         self.context.sink.push(finding.at(&self.file.place, start, bytes));
@@ -294,6 +315,8 @@ fn plane_name(kind: u16, index: u16) -> &'static str {
         (KIND_TOKEN_IDS, _) => "token-ids",
         (KIND_CALLER_STATE, _) => "caller-state",
         (KIND_ADAPTER, _) => "adapter",
+        (KIND_CLUSTER_DIRECTORY, _) => "directory",
+        (KIND_CLUSTER_DELTA, _) => "delta",
         (_, 0) => "k",
         _ => "v",
     }

@@ -32,6 +32,8 @@ pub(crate) struct Manifest {
     pub(crate) replicas: bool,
     /// True if the header has the feature of codecs.
     pub(crate) codecs: bool,
+    /// True if the header has the feature of pools.
+    pub(crate) pools: bool,
     /// True if every batch that was known durable is present.
     pub(crate) complete: bool,
     /// The bytes of all copies that were compared.

@@ -45,8 +45,16 @@ pub(crate) fn named_by_superblocks(devices: &Devices, sink: &Sink) -> Generation
 /// Returns `None` if no copy can be opened.
 pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u64>, sink: &Sink) -> Option<Manifest> {
     let (copies, batches) = (Vec::new(), Vec::new());
-    let mut manifest =
-        Manifest { generation, copies, batches, replicas: false, codecs: false, complete: false, bytes: 0 };
+    let mut manifest = Manifest {
+        generation,
+        copies,
+        batches,
+        replicas: false,
+        codecs: false,
+        pools: false,
+        complete: false,
+        bytes: 0,
+    };
     let mut headers = HeaderCheck { devices, generation, previous, sink, first: None };
     for device in &devices.devices {
         for copy in 0..device.newest.manifest_copies {
@@ -67,6 +75,7 @@ pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u
     let header = headers.first;
     manifest.replicas = header.is_none_or(|page| page.features.has_copies());
     manifest.codecs = header.is_none_or(|page| page.features.has_codecs());
+    manifest.pools = header.is_none_or(|page| page.features.has_pools());
     let first = match header {
         Some(page) => page.first_batch.get(),
         // Every header page is damaged. The first batch names its own sequence number.

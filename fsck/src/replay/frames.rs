@@ -3,13 +3,13 @@
 //! Invariants:
 //! - `references` is the number of references from sequences to frames, and [`Frame::is_referenced`] follows from it.
 //! - `live` of a segment is the number of frames and copies in it that are part of the state.
-//! - The copies of a frame are on distinct devices.
+//! - The copies of a frame are on distinct devices. A derived frame has one.
 
 use super::record::{RecordResult, StoreLimits, require, reserved_byte};
 use std::collections::{BTreeMap, HashMap};
 use stratakv_format::Location;
 use stratakv_format::frame::TOTAL_PAGES_MAX;
-use stratakv_format::manifest as m;
+use stratakv_format::manifest::{self as m, FLAG_DERIVED};
 use stratakv_format::segment::{KIND_LOG, KIND_POOL};
 
 /// The largest number of references that a check holds in memory.
@@ -30,6 +30,11 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
+    /// Returns whether the frame is derived: it only repeats tokens of other frames.
+    pub(crate) fn is_derived(&self) -> bool {
+        self.record.flags.get() & FLAG_DERIVED != 0
+    }
+
     /// Returns whether a sequence refers to the frame.
     pub(crate) fn is_referenced(&self) -> bool {
         self.refs > 0
@@ -61,6 +66,7 @@ pub(crate) struct Segment {
     pub(crate) generation: u64,
     pub(crate) nonce: u64,
     pub(crate) pages: u32,
+    pub(crate) kind: u8,
     pub(crate) free: bool,
     /// True if the segment is free and its file was removed.
     pub(crate) removed: bool,
@@ -95,8 +101,8 @@ impl FrameTable {
         self.frames.get(&id).ok_or_else(|| format!("frame {id} does not exist"))
     }
 
-    /// Returns the segment of a location, if the location is inside a segment in use.
-    fn segment_at(&mut self, location: &Location) -> Result<&mut Segment, String> {
+    /// Returns the segment of a location, if the location is inside a segment in use whose kind is right for the frame.
+    fn segment_at(&mut self, location: &Location, derived: bool) -> Result<&mut Segment, String> {
         let segment = self.segment(location.device.0, location.segment.0)?;
         let end = u64::from(location.page) + u64::from(location.pages);
         let inside = location.page >= 1 && location.pages >= 1 && end < u64::from(segment.pages);
@@ -105,14 +111,19 @@ impl FrameTable {
             format!("a frame of {} pages is larger than the limit of {TOTAL_PAGES_MAX}", location.pages)
         })?;
         require(!segment.free, || format!("{location} is in a free segment"))?;
+        require(derived == (segment.kind == KIND_POOL), || {
+            format!("{location} is in a segment of kind {}, which holds other frames", segment.kind)
+        })?;
         Ok(segment)
     }
 
     /// Counts a new frame in its segment. [`insert`](Self::insert) adds the frame itself.
-    pub(super) fn occupy(&mut self, frame: &m::Frame) -> RecordResult {
-        require(frame.frame.get() != 0, || "a frame has the id 0".into())?;
-        require(frame.reserved.get() == 0 && frame.location.reserved.get() == 0, reserved_byte)?;
-        self.segment_at(&Location::from_raw(&frame.location))?.live += 1;
+    pub(super) fn occupy(&mut self, frame: &m::Frame, pools: bool) -> RecordResult {
+        let (id, derived) = (frame.frame.get(), frame.flags.get() & FLAG_DERIVED != 0);
+        require(id != 0, || "a frame has the id 0".into())?;
+        require(frame.location.reserved.get() == 0, reserved_byte)?;
+        require(pools || !derived, || format!("frame {id} is derived in a store without the feature of pools"))?;
+        self.segment_at(&Location::from_raw(&frame.location), derived)?.live += 1;
         Ok(())
     }
 
@@ -175,6 +186,7 @@ impl FrameTable {
         require(allowed, || format!("frame {id} has a copy in a store without the feature of copies"))?;
         require(replica.reserved.get() == 0 && replica.location.reserved.get() == 0, reserved_byte)?;
         let frame = self.frame(id)?;
+        require(!frame.is_derived(), || format!("frame {id} is derived and has a second copy"))?;
         let (first, pages) = (frame.location.device, frame.location.pages);
         require(first != location.device, || {
             format!("a copy of frame {id} is on device {}, like the first copy", location.device.0)
@@ -190,7 +202,7 @@ impl FrameTable {
                 format!("frame {id} has more than {COPIES_MAX} copies")
             })?,
         }
-        self.segment_at(&location)?.live += 1;
+        self.segment_at(&location, false)?.live += 1;
         let others = self.frames.get_mut(&id).map(|frame| &mut frame.others);
         let replaced = others.and_then(|others| {
             let replaced = old.map(|at| others.remove(at).location);
@@ -209,6 +221,7 @@ impl FrameTable {
         let to = Location::from_raw(&moved.location);
         require(moved.reserved.get() == 0 && moved.location.reserved.get() == 0, reserved_byte)?;
         let frame = self.frame(id)?;
+        require(!frame.is_derived(), || format!("frame {id} is derived and is moved"))?;
         let (from, others) = (frame.location, &frame.others);
         require(from.pages == to.pages, || {
             format!("frame {id} of {} pages is moved to {} pages", from.pages, to.pages)
@@ -219,7 +232,7 @@ impl FrameTable {
             format!("frame {id} is moved to device {}, which holds another copy of it", to.device.0)
         })?;
         if promoted.is_none() {
-            self.segment_at(&to)?.live += 1;
+            self.segment_at(&to, false)?.live += 1;
         }
         if let Some(frame) = self.frames.get_mut(&id) {
             frame.location = to;
@@ -249,7 +262,8 @@ impl FrameTable {
         require(u64::from(pages) == limits.segment_pages, || {
             format!("segment {id:08x} has {pages} pages, the segments of this store have {}", limits.segment_pages)
         })?;
-        require(open.kind == KIND_LOG, || {
+        let known = open.kind == KIND_LOG || open.kind == KIND_POOL && limits.pools;
+        require(known, || {
             let name = if open.kind == KIND_POOL { "pool, a feature that the store does not have" } else { "unknown" };
             format!("segment {id:08x} is of kind {}: {name}", open.kind)
         })?;
@@ -266,6 +280,7 @@ impl FrameTable {
             generation: open.generation.get(),
             nonce: open.nonce.get(),
             pages,
+            kind: open.kind,
             free: false,
             removed: false,
             sealed: None,

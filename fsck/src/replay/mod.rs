@@ -147,9 +147,7 @@ impl<'a> Replay<'a> {
             Record::CheckpointEnd(end) => self.apply_checkpoint_end(end, ends_run),
             Record::Superseded(next) => self.apply_superseded(next, ends_run && is_last),
             Record::Replica(replica) => frames.add_copy(replica, self.limits.replicas),
-            Record::PoolAllocation(_) => {
-                Err("the record needs the feature of pools, which the store does not have".into())
-            }
+            Record::PoolAllocation(_) => Err("the record is reserved, and no feature of this version allows it".into()),
             Record::Unknown(_) => Ok(()),
         }
     }
@@ -207,7 +205,7 @@ impl<'a> Replay<'a> {
     }
 
     fn apply_frame(&mut self, frame: &m::Frame) -> RecordResult {
-        self.state.frames.occupy(frame)?;
+        self.state.frames.occupy(frame, self.limits.pools)?;
         self.saw(FRAME_ID, frame.frame.get());
         self.saw(LSN, frame.lsn.get());
         self.state.frames.insert(frame)

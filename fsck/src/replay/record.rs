@@ -10,6 +10,8 @@ pub(crate) struct StoreLimits {
     pub(crate) replicas: bool,
     /// True if the manifest has the feature of codecs.
     pub(crate) codecs: bool,
+    /// True if the manifest has the feature of pools.
+    pub(crate) pools: bool,
 }
 
 /// The result of applying a record. The error is the message of a finding.

@@ -30,6 +30,11 @@ impl State {
         self.frames.frames()
     }
 
+    /// Returns whether a frame is derived, so that no sequence needs it.
+    pub(crate) fn is_derived(&self, frame: u64) -> bool {
+        self.frames().get(&frame).is_some_and(Frame::is_derived)
+    }
+
     /// Returns the segments by device and segment id, free segments included.
     pub(crate) fn segments(&self) -> &BTreeMap<(u16, u32), Segment> {
         self.frames.segments()

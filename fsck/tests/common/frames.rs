@@ -226,7 +226,7 @@ impl<'a> FrameWriter<'a> {
             header_crc: U32::new(crc),
             header_pages: U32::new((self.header_bytes / PAGE_BYTES) as u32),
             front_pages: U32::new(front_pages),
-            reserved: U32::new(0),
+            flags: U32::new(0),
         };
         (self.bytes, record)
     }

@@ -96,7 +96,7 @@ impl SegmentWriter<'_> {
             header_crc: U32::new(crc),
             header_pages: U32::new(1),
             front_pages: U32::new(1),
-            reserved: U32::new(0),
+            flags: U32::new(0),
         });
         Ok(())
     }

@@ -10,6 +10,7 @@ use crate::catalog::meta::{
 use crate::catalog::records::RecordBuffer;
 use stratakv_format::FrameId;
 use stratakv_format::manifest::{self as m, Kind};
+use stratakv_format::segment::KIND_POOL;
 use zerocopy::little_endian::{U32, U64};
 
 impl Catalog {
@@ -37,6 +38,9 @@ impl Catalog {
         }
         for (key, segment) in &self.segments {
             out.push(Kind::SegmentOpen, &open_record(*key, segment), &[]);
+            if segment.kind == KIND_POOL {
+                out.require_pools();
+            }
             match segment.state {
                 SegmentState::Open => {}
                 SegmentState::Sealed => out.push(Kind::SegmentSeal, &seal_record(*key, segment.used_pages), &[]),

@@ -9,6 +9,7 @@
 //! - `live_pages` of a segment is the number of pages of the copies in it.
 //! - `idle` holds exactly the sealed segments without live pages.
 //! - The references of a sequence are in order of LSN.
+//! - A derived frame has one copy, in a segment for pools. Other frames are in segments for the log.
 //!
 //! A record that contradicts the state is an error. On disk that is corruption.
 
@@ -22,6 +23,7 @@ use crate::io::planted;
 use crate::layout::KvLayout;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use stratakv_format::manifest::{self as m, Record};
+use stratakv_format::segment::KIND_POOL;
 use stratakv_format::{DeviceIndex, FrameId, LayoutId, Location, SegmentId, SequenceId};
 
 /// The maximum number of copies of a frame.
@@ -126,7 +128,7 @@ impl Catalog {
             Record::Superseded(next) => self.superseded = Some((next.generation.get(), next.nonce.get())),
             Record::CheckpointEnd(_) | Record::Unknown(_) => {}
             Record::PoolAllocation(_) => {
-                return Err("a pool allocation in a store without the feature of pools".into());
+                return Err("a pool allocation, which no feature of this version allows".into());
             }
         }
         Ok(())
@@ -296,9 +298,12 @@ impl Catalog {
     }
 
     /// Adds the pages of a copy to its segment.
-    fn add_live_pages(&mut self, id: FrameId, location: Location, lsn: u64) -> Applied {
+    fn add_live_pages(&mut self, id: FrameId, location: Location, (lsn, derived): (u64, bool)) -> Applied {
         let key = (location.device, location.segment);
         let segment = self.segment_mut(key)?;
+        if derived != (segment.kind == KIND_POOL) {
+            return Err(format!("frame {id} is at {location}, in a segment of kind {}", segment.kind));
+        }
         let end = u64::from(location.page) + u64::from(location.pages);
         let fits = location.page >= 1 && location.pages >= 1 && end < u64::from(segment.pages);
         if !fits || segment.state == SegmentState::Free {
@@ -322,6 +327,9 @@ impl Catalog {
         };
         let frame = self.frames.get(&id).ok_or_else(|| format!("frame {id} does not exist"))?;
         let device = new.location.device;
+        if frame.derived {
+            return Err(format!("frame {id} is derived, but has a second copy"));
+        }
         if frame.location.device == device || frame.location.pages != new.location.pages {
             return Err(format!("the copy of frame {id} at {} does not match the first copy", new.location));
         }
@@ -334,7 +342,7 @@ impl Catalog {
             _ => {}
         }
         let lsn = frame.lsn;
-        self.add_live_pages(id, new.location, lsn)?;
+        self.add_live_pages(id, new.location, (lsn, false))?;
         let mut dead = None;
         if let Some(frame) = self.frames.get_mut(&id) {
             match old.and_then(|at| frame.replicas.get_mut(at)) {
@@ -367,7 +375,8 @@ impl Catalog {
     fn frame(&mut self, frame: &m::Frame) -> Applied {
         let id = FrameId(frame.frame.get());
         let location = Location::from_raw(&frame.location);
-        self.add_live_pages(id, location, frame.lsn.get())?;
+        let derived = frame.flags.get() & m::FLAG_DERIVED != 0;
+        self.add_live_pages(id, location, (frame.lsn.get(), derived))?;
         self.counters.frame = self.counters.frame.max(id.0.saturating_add(1));
         self.counters.lsn = self.counters.lsn.max(frame.lsn.get().saturating_add(1));
         let meta = FrameMeta {
@@ -378,6 +387,7 @@ impl Catalog {
             header_crc: frame.header_crc.get(),
             header_pages: frame.header_pages.get(),
             front_pages: frame.front_pages.get(),
+            derived,
             refs: 0,
             replicas: Vec::new(),
         };
@@ -423,6 +433,9 @@ impl Catalog {
         let Some(frame) = self.frames.get_mut(&id) else {
             return Err(format!("frame {id} does not exist"));
         };
+        if frame.derived {
+            return Err(format!("frame {id} is derived, but is moved"));
+        }
         // A move to the location of another copy makes that copy the first.
         let promoted = frame.replicas.iter().position(|replica| replica.location == to);
         let elsewhere = frame.replicas.iter().any(|replica| replica.location.device == to.device);
@@ -436,7 +449,7 @@ impl Catalog {
         frame.header_crc = moved.header_crc.get();
         let lsn = frame.lsn;
         if promoted.is_none() {
-            self.add_live_pages(id, to, lsn)?;
+            self.add_live_pages(id, to, (lsn, false))?;
         }
         self.remove_live_pages(from);
         Ok(())
@@ -483,6 +496,12 @@ impl Catalog {
         let known = placed.filter_map(|id| self.frames.get_key_value(id));
         let here = known.filter(|(_, frame)| frame.locations().any(|at| (at.device, at.segment) == key));
         here.map(|(id, frame)| (*id, frame)).collect()
+    }
+
+    /// Returns the derived frames that a sequence refers to, each with the end of its tokens.
+    pub(crate) fn derived_of(&self, sequence: SequenceId) -> impl Iterator<Item = (FrameId, u64)> + '_ {
+        let refs = self.sequences.get(&sequence).into_iter().flat_map(|meta| &meta.refs);
+        refs.copied().filter(|(frame, _)| self.frames.get(frame).is_some_and(|frame| frame.derived))
     }
 
     /// Returns the id of an equal layout.

@@ -78,7 +78,7 @@ proptest! {
                     let meta = FrameMeta {
                         origin: sequence, lsn: frames, nonce: 1,
                         location: Location::from_raw(&at(segment, next[segment as usize])),
-                        header_crc: 0, header_pages: 1, front_pages: 1, refs: 0, replicas: Vec::new(),
+                        header_crc: 0, header_pages: 1, front_pages: 1, derived: false, refs: 0, replicas: Vec::new(),
                     };
                     next[segment as usize] += 1;
                     catalog.apply(&Record::Frame(&meta.record(FrameId(frames)))).unwrap();

@@ -73,7 +73,9 @@ impl Committer {
             devices.retain(|device| sound(*device));
             !hit || !devices.is_empty()
         };
-        let committed = || catalog.frames.values().map(|frame| frame.locations().map(|at| at.device).collect());
+        // No sequence needs a derived frame.
+        let needed = || catalog.frames.values().filter(|frame| !frame.derived);
+        let committed = || needed().map(|frame| frame.locations().map(|at| at.device).collect());
         one_is_left
             && announced.into_iter().all(elsewhere)
             && committed().all(elsewhere)

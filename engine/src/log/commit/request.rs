@@ -4,6 +4,7 @@ use crate::catalog::{Flight, RecordBuffer, SegmentHandle, SegmentKey};
 use crate::error::Error;
 use crate::layout::KvLayout;
 use crate::log::copies::CopyChange;
+use crate::log::derived_release::DerivedRelease;
 use std::sync::Arc;
 use stratakv_format::LayoutId;
 use stratakv_format::manifest as m;
@@ -19,6 +20,8 @@ pub(crate) struct CommitRequest {
     pub(crate) segments: Vec<Arc<SegmentHandle>>,
     /// New places of copies of frames. A change of a frame that has changed since is skipped.
     pub(crate) copies: Vec<CopyChange>,
+    /// References to derived frames that end. A reference that does not exist is skipped.
+    pub(crate) derived: Vec<DerivedRelease>,
     /// Free segments whose files are removed, with the generation that ended. A segment that the catalog has in another
     /// state or generation is skipped.
     pub(crate) removed: Vec<(SegmentKey, u64)>,
@@ -41,6 +44,7 @@ impl CommitRequest {
         self.records.append(&other.records);
         self.segments.extend(other.segments);
         self.copies.extend(other.copies);
+        self.derived.extend(other.derived);
         self.removed.extend(other.removed);
         self.members.extend(other.members);
         self.flights.extend(other.flights);

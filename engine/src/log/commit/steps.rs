@@ -3,7 +3,7 @@
 //! 1. [`collect`](GroupCommit::collect): the records that open segments owe, and the segments to sync.
 //! 2. [`sync_data`](Committer::sync_data): sync every segment once. Devices that fail are declared lost if every frame
 //!    has another copy.
-//! 3. [`push_changes`](Committer::push_changes): records of moved copies and of removed segments.
+//! 3. [`push_changes`](Committer::push_changes): records of moved copies, released derived frames and removed segments.
 //! 4. [`push_members`](Committer::push_members): records of devices that join or leave.
 //! 5. [`push_requests`](Committer::push_requests): layouts and records of the commits themselves.
 //! 6. [`record`](Committer::record): append the batch to the manifest and sync it. This makes the commits durable.
@@ -116,8 +116,8 @@ impl Committer {
         Ok(lost)
     }
 
-    /// Adds the records of moved copies and of removed segments. They come before the records of the group, which may
-    /// delete the same frames.
+    /// Adds the records of moved copies, of released derived frames and of removed segments. They come before the
+    /// records of the group, which may delete the same frames.
     fn push_changes(&self, commit: &mut GroupCommit, group: &[Queued], lost: &BTreeSet<DeviceIndex>) {
         let catalog = lock(&self.catalog);
         let is_durable = |change: &&CopyChange| change.wanted.iter().all(|(at, _)| !lost.contains(&at.device));
@@ -128,6 +128,10 @@ impl Committer {
             {
                 change.push(frame, &mut commit.records);
             }
+        }
+        let mut released = BTreeSet::new();
+        for release in group.iter().flat_map(|queued| &queued.request.derived) {
+            release.push(&catalog, &mut released, &mut commit.records);
         }
         for (key, generation) in group.iter().flat_map(|queued| &queued.request.removed) {
             let meta = catalog.segments.get(key);

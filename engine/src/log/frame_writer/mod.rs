@@ -94,6 +94,7 @@ pub(crate) fn write(
         header_crc: first.header_crc,
         header_pages: (header_bytes / PAGE_BYTES) as u32,
         front_pages,
+        derived: false,
         refs: 0,
         replicas: others.iter().map(CopyFlight::replica).collect(),
     };

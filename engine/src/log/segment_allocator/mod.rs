@@ -29,6 +29,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use stratakv_format::manifest::Kind;
+use stratakv_format::segment::KIND_POOL;
 use stratakv_format::{DeviceIndex, FrameId, SegmentId, SequenceId};
 
 pub(crate) use allocate::{Writer, allocate, open_ahead};
@@ -226,7 +227,9 @@ impl SegmentAllocator {
                 }
                 SegmentState::Open => {
                     let handle = space.handle(devices, *key, meta)?;
-                    space.retire(key.0, OpenSegment { handle, next_page: meta.used_pages, only: None });
+                    let active = OpenSegment { handle, next_page: meta.used_pages, only: None };
+                    // Frames of the log must not be written to a segment for pools.
+                    if meta.kind == KIND_POOL { space.seal(active) } else { space.retire(key.0, active) }
                 }
             }
         }
