@@ -62,10 +62,10 @@ fn print(out: &mut impl Write, methods: &[MethodClusters]) -> Result<()> {
     )?;
     for described in methods {
         for layer in &described.layers {
-            let LayerClusters { clusters, mean_size, largest, covered_tokens, .. } = layer;
+            let LayerClusters { clusters, mean_size, largest, covered_tokens: covered, .. } = layer;
             writeln!(
                 out,
-                "{:<20} {:>5} {clusters:>8} {mean_size:>6.1} {largest:>7} {covered_tokens:>7.0} {:>6.2} {:>8.1} {:>8} {}",
+                "{:<20} {:>5} {clusters:>8} {mean_size:>6.1} {largest:>7} {covered:>7.0} {:>6.2} {:>8.1} {:>8} {}",
                 described.method,
                 layer.layer,
                 layer.clusters_per_token,
