@@ -104,7 +104,8 @@ fn clusters_hold_what_the_profile_activated_together() {
 fn tokens_that_are_appended_leave_the_window_for_clusters() {
     // The most tokens that wait, and the fewest once that many were appended.
     let swarm = 256 - GROUP as u64;
-    for (method, window, least) in [("swarm:8", 256, swarm), ("swarm:8:members", 256, swarm), ("infllm:32", 64, 32)] {
+    let windows = [("swarm:8:window", 256, swarm), ("swarm:8:members:window", 256, swarm), ("infllm:32", 64, 32)];
+    for (method, window, least) in windows {
         let mut stored = empty();
         stored.append(800, 5);
         let id = stored.attach(method);

@@ -31,6 +31,7 @@ const METHODS: &[&str] = &[
     "pqcache:16",
     "swarm:4",
     "swarm:4:members",
+    "swarm:4:members:window",
     "infllm:16",
 ];
 
@@ -291,8 +292,8 @@ impl EntryHistory {
         for own in &entries {
             let tail = (length - length % SHAPE.group) as u64..length as u64;
             assert!(tail.clone().all(|at| own.contains(&at)), "{name}: the tail {tail:?}");
-            // SWARM and InfLLM attend to their window whole, whatever the budget is.
-            let has_window = length < 320 || name.starts_with("swarm") || name.starts_with("infllm");
+            // SWARM and InfLLM may attend to their window whole, whatever the budget is.
+            let has_window = length < 320 || name.ends_with("window") || name.starts_with("infllm");
             assert!(has_window || own.len() <= most || own.len() == length, "{name}: {}", own.len());
         }
         match SHAPE.output(self.store(), query, chosen) {

@@ -42,12 +42,15 @@ pub enum ChosenUnit {
     /// Single tokens of each KV head.
     Tokens,
     /// Clusters of tokens. The name takes `members` (score a cluster by the codes of its members), `heads` (clusters of
-    /// each KV head) and `joint` (clusters of all KV heads).
+    /// each KV head), `joint` (clusters of all KV heads), and `window` if the method has one.
     Clusters {
         /// Whose keys a cluster of the paper's method holds.
         paper: HeadSharing,
         /// Whose keys a cluster holds if members are scored.
         members: HeadSharing,
+        /// True if the name takes `window`: every head attends to the newest tokens whole, as in the paper. Otherwise
+        /// they are chosen one by one.
+        has_window: bool,
     },
 }
 
@@ -60,6 +63,8 @@ pub(crate) struct MethodChoice {
     pub(crate) chosen_by: ChosenBy,
     /// Whose keys a cluster holds. None for methods without clusters.
     pub(crate) sharing: Option<HeadSharing>,
+    /// True if every head attends to the newest tokens whole.
+    pub(crate) whole_window: bool,
 }
 
 impl MethodChoice {
@@ -71,7 +76,7 @@ impl MethodChoice {
         let none = || Error::new(ErrorKind::InvalidArgument, format!("method {name}: it needs the size of clusters"));
         let mean_size = self.parameter.filter(|size| *size > 0).ok_or_else(none)?;
         let sharing = self.sharing.unwrap_or(HeadSharing::PerHead);
-        Ok(ClusterOptions { mean_size, chosen_by: self.chosen_by, sharing })
+        Ok(ClusterOptions { mean_size, chosen_by: self.chosen_by, sharing, whole_window: self.whole_window })
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! A method is one folder beside this file and one line in [`METHODS`]. A method name is `NAME[:NUMBER][:HEADS]`, for
 //! example `tck:64:group`: the method, its parameter, and how scores of query heads are added up (`raw`, `softmax`,
-//! `group`). A method of clusters also takes `members`, `heads` and `joint`, for example `dynakv:16:members:joint`.
+//! `group`). A method of clusters also takes `members`, `heads` and `joint`, for example `dynakv:16:members:joint`, and
+//! `swarm` takes `window`.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;
@@ -186,7 +187,12 @@ impl FromStr for MethodSpec {
             (ChosenUnit::Clusters { members, .. }, ChosenBy::Members) => Some(parsed.sharing.unwrap_or(members)),
             (ChosenUnit::Groups | ChosenUnit::Blocks | ChosenUnit::Tokens, _) => None,
         };
-        let choice = MethodChoice { parameter: parsed.parameter.or(default), chosen_by, sharing };
+        let choice = MethodChoice {
+            parameter: parsed.parameter.or(default),
+            chosen_by,
+            sharing,
+            whole_window: parsed.whole_window,
+        };
         Ok(Self { method, choice, aggregation: parsed.aggregation })
     }
 }
@@ -197,6 +203,7 @@ struct NameParts {
     parameter: Option<usize>,
     chosen_by: Option<ChosenBy>,
     sharing: Option<HeadSharing>,
+    whole_window: bool,
     aggregation: Option<HeadAggregation>,
 }
 
@@ -207,6 +214,7 @@ impl NameParts {
             return Err(format!("{part:?} after the aggregation; write NAME:NUMBER:HEADS"));
         }
         let has_clusters = matches!(method.unit, ChosenUnit::Clusters { .. });
+        let has_window = matches!(method.unit, ChosenUnit::Clusters { has_window: true, .. });
         match part {
             "raw" => self.aggregation = Some(HeadAggregation::Sum),
             "softmax" => self.aggregation = Some(HeadAggregation::Softmax),
@@ -214,6 +222,7 @@ impl NameParts {
             "members" if has_clusters => self.chosen_by = Some(ChosenBy::Members),
             "heads" if has_clusters => self.sharing = Some(HeadSharing::PerHead),
             "joint" if has_clusters => self.sharing = Some(HeadSharing::Joint),
+            "window" if has_window => self.whole_window = true,
             number => {
                 if method.parameter == MethodParameter::None {
                     return Err(format!("{} takes no number, and {number:?} is no aggregation", method.name));
@@ -235,7 +244,7 @@ impl fmt::Display for MethodSpec {
         if let Some(parameter) = self.choice.parameter {
             write!(f, ":{parameter}")?;
         }
-        if let ChosenUnit::Clusters { paper, members } = self.method.unit {
+        if let ChosenUnit::Clusters { paper, members, .. } = self.method.unit {
             let usual = match self.choice.chosen_by {
                 ChosenBy::Representative => paper,
                 ChosenBy::Members => {
@@ -247,6 +256,9 @@ impl fmt::Display for MethodSpec {
                 None => {}
                 Some(HeadSharing::PerHead) => f.write_str(":heads")?,
                 Some(HeadSharing::Joint) => f.write_str(":joint")?,
+            }
+            if self.choice.whole_window {
+                f.write_str(":window")?;
             }
         }
         f.write_str(match self.aggregation {
@@ -271,8 +283,11 @@ mod tests {
             assert_eq!(text.parse::<MethodSpec>().unwrap().to_string(), text);
         }
         for text in
-            ["clusterkv:8:members:heads", "kmeans:16:joint:softmax", "dynakv:4:members", "pqcache:64", "tokens:raw"]
+            ["clusterkv:8:members:heads", "kmeans:16:joint:softmax", "dynakv:4:members", "swarm:8:members:window:raw"]
         {
+            assert_eq!(text.parse::<MethodSpec>().unwrap().to_string(), text);
+        }
+        for text in ["pqcache:64", "tokens:raw", "swarm:8:window"] {
             assert_eq!(text.parse::<MethodSpec>().unwrap().to_string(), text);
         }
         assert_eq!("kmeans:members".parse::<MethodSpec>().unwrap().to_string(), "kmeans:16:members");
@@ -292,6 +307,7 @@ mod tests {
             ("minmax:3", "takes no number"),
             ("tokens:3", "takes no number"),
             ("pqcache:members", "positive number"),
+            ("dynakv:window", "positive number"),
             ("tck:64:32", "two numbers"),
             ("tck:raw:64", "after the aggregation"),
             ("tck:raw:group", "after the aggregation"),

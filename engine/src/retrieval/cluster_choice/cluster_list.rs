@@ -14,14 +14,57 @@ pub(crate) trait ClusterList {
     /// Returns the members of a cluster that exists. A cluster without a member is never chosen.
     fn members(&self, cluster: usize) -> &[u32];
 
-    /// Returns the centroids `[clusters, dim]`.
-    fn centroids(&self) -> &[f32];
+    /// Returns the vectors by which clusters are found, `[clusters, dim]`: their centroids, or the keys of their
+    /// medoids. A list whose members are scored may have none.
+    fn representatives(&self) -> &[f32];
+}
+
+/// What can be taken from a list: its clusters, then the recent tokens, each as a cluster of its own.
+pub(crate) struct ListChoice<'a> {
+    list: &'a dyn ClusterList,
+    recent: &'a [u32],
+}
+
+impl<'a> ListChoice<'a> {
+    pub(crate) fn new(list: &'a dyn ClusterList, recent: &'a [u32]) -> Self {
+        Self { list, recent }
+    }
+
+    /// Returns the number of clusters, clusters of one included.
+    pub(crate) fn len(&self) -> usize {
+        self.list.count() + self.recent.len()
+    }
+
+    /// Returns the members of a cluster.
+    pub(crate) fn members(&self, cluster: usize) -> &'a [u32] {
+        match cluster.checked_sub(self.list.count()) {
+            None => self.list.members(cluster),
+            Some(recent_token) => &self.recent[recent_token..=recent_token],
+        }
+    }
+
+    /// Returns whether a member of a cluster may be chosen.
+    pub(crate) fn may_choose(&self, cluster: usize, ask: &EntryRequest<'_>) -> bool {
+        self.members(cluster).iter().any(|token| ask.tokens.contains(&(*token as usize)))
+    }
+
+    /// Returns the score of each cluster of list `at` by the codes of its members.
+    pub(crate) fn scores(&self, codes: &CodedMembers, at: usize, ask: &EntryRequest<'_>) -> Vec<f32> {
+        (0..self.len()).map(|cluster| codes.score(at, self.members(cluster), ask)).collect()
+    }
+
+    /// Takes clusters by falling score, after the tokens of `first`. The clusters of the result are those of the list.
+    pub(crate) fn take(&self, scores: &[f32], first: impl Iterator<Item = u32>, ask: &EntryRequest<'_>) -> Taken {
+        let mut taken = take_clusters(scores, |cluster| self.members(cluster), first, &ask.tokens, ask.budget);
+        taken.clusters.retain(|cluster| (*cluster as usize) < self.list.count());
+        taken
+    }
 }
 
 /// Chooses clusters of list `at`, which holds the keys of `head`, or of all heads.
 ///
-/// `codes` score the members. Without codes, the centroids are scored. The tokens of `first` are taken before any
-/// cluster. Each token of `recent` is a cluster of its own. Their numbers follow the clusters of the list.
+/// `codes` score the members. Without codes, the representatives are scored. The tokens of `first` are taken before any
+/// cluster. Each token of `recent` is a cluster of its own.
 pub(crate) fn choose_clusters(
     list: &dyn ClusterList,
     (at, head): (usize, Option<usize>),
@@ -29,22 +72,14 @@ pub(crate) fn choose_clusters(
     (first, recent): (impl Iterator<Item = u32>, &RecentTokens),
     ask: &EntryRequest<'_>,
 ) -> Taken {
-    let clusters = list.count();
-    let members = |cluster: usize| match cluster.checked_sub(clusters) {
-        None => list.members(cluster),
-        Some(recent_token) => &recent.tokens()[recent_token..=recent_token],
-    };
+    let choice = ListChoice::new(list, recent.tokens());
     let scores = match codes {
-        Some(codes) => {
-            (0..clusters + recent.tokens().len()).map(|cluster| codes.score(at, members(cluster), ask)).collect()
-        }
+        Some(codes) => choice.scores(codes, at, ask),
         None => {
             let products = |vectors| Representatives { vectors, head }.products(ask);
-            let products = products(list.centroids()).followed_by(products(recent.keys()));
-            products.scores(ask, |cluster| !members(cluster).is_empty())
+            let products = products(list.representatives()).followed_by(products(recent.keys()));
+            products.scores(ask, |cluster| !choice.members(cluster).is_empty())
         }
     };
-    let mut taken = take_clusters(&scores, members, first, &ask.tokens, ask.budget);
-    taken.clusters.retain(|cluster| (*cluster as usize) < clusters);
-    taken
+    choice.take(&scores, first, ask)
 }

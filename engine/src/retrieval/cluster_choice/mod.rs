@@ -22,7 +22,7 @@ mod representatives;
 mod take;
 mod take_tokens;
 
-pub(crate) use cluster_list::{ClusterList, choose_clusters};
+pub(crate) use cluster_list::{ClusterList, ListChoice, choose_clusters};
 pub(crate) use clustered_keys::{ClusteredKeys, FIRST_ENTRIES, cluster_keys, cluster_keys_bytes, first_entries};
 pub(crate) use member_codes::{CodedMembers, coded_members, member_codes};
 pub(crate) use options::ClusterOptions;

@@ -31,6 +31,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) mean_size: usize,
     pub(crate) chosen_by: ChosenBy,
     pub(crate) sharing: HeadSharing,
+    /// True if every head attends to all tokens that are in no cluster yet. Otherwise each of them is chosen by itself.
+    pub(crate) whole_window: bool,
 }
 
 impl ClusterOptions {

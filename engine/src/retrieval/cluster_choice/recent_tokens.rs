@@ -1,7 +1,8 @@
 //! The newest tokens, which are in no cluster yet. Each is chosen by itself, as a cluster of one.
 //!
 //! Source: the recent window of SWARM (256 tokens) and DynaKV (16 tokens), which both papers attend to whole. A budget
-//! of 30 tokens has no room for that. Here each of these tokens has a score of its own, like a cluster.
+//! of 30 tokens has no room for that. Here each of these tokens has a score of its own, like a cluster. SWARM can still
+//! attend to its window whole (`swarm:window`).
 
 use crate::retrieval::sealed_keys::SealedKeys;
 
@@ -15,6 +16,7 @@ pub(crate) fn ready_tokens(waiting: &SealedKeys, group_tokens: usize) -> usize {
 }
 
 /// The tokens of one list that are in no cluster.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct RecentTokens {
     tokens: Vec<u32>,
     /// Their keys `[tokens, dim]`; empty if codes are scored.

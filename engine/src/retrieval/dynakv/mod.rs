@@ -26,6 +26,6 @@ pub(crate) const DYNAKV: Method = Method {
     parameter: MethodParameter::Default(16),
     adapter: AdapterFit::None,
     reconstructs_keys: false,
-    unit: ChosenUnit::Clusters { paper: HeadSharing::PerHead, members: HeadSharing::Joint },
+    unit: ChosenUnit::Clusters { paper: HeadSharing::PerHead, members: HeadSharing::Joint, has_window: false },
     make: |choice, adapter| Ok(Arc::new(DynaKv::new(choice.clusters("dynakv")?, adapter)?)),
 };

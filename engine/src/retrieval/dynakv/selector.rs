@@ -86,7 +86,7 @@ impl ClusterList for AdaptiveClusters {
         Self::members(self, cluster as u32).unwrap_or_default()
     }
 
-    fn centroids(&self) -> &[f32] {
-        Self::centroids(self)
+    fn representatives(&self) -> &[f32] {
+        self.centroids()
     }
 }

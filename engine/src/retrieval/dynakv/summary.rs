@@ -38,7 +38,7 @@ pub(super) struct AdaptiveSpec {
 
 impl SummarySpec for AdaptiveSpec {
     fn id(&self) -> String {
-        let ClusterOptions { mean_size, chosen_by, sharing } = self.options;
+        let ClusterOptions { mean_size, chosen_by, sharing, .. } = self.options;
         // Selections decide what is split, so methods that choose differently have clusters of their own.
         format!("dynakv/{mean_size}/{chosen_by:?}/{sharing:?}")
     }

@@ -34,7 +34,7 @@ impl FixedClusters {
     pub(super) fn join(&mut self, token: usize, key: &[f32], distances: &mut Vec<f32>) {
         distances.clear();
         distances.resize(self.members.len(), f32::INFINITY);
-        lower_distances(self.centroids(), key, distances);
+        lower_distances(self.representatives(), key, distances);
         let nearest = distances.iter().enumerate().min_by(|a, b| a.1.total_cmp(b.1));
         if let Some((cluster, _)) = nearest {
             self.members[cluster].push(token as u32);
@@ -45,7 +45,7 @@ impl FixedClusters {
     /// Forgets the tokens from `tokens` on, and clusters that are left without a member.
     pub(super) fn truncate(&mut self, tokens: usize) {
         let (old, members) = (std::mem::replace(self, Self::new(self.dim)), &mut self.members);
-        for (centroid, own) in old.centroids().chunks_exact(old.dim).zip(&old.members) {
+        for (centroid, own) in old.representatives().chunks_exact(old.dim).zip(&old.members) {
             let left: Vec<u32> = own.iter().filter(|token| (**token as usize) < tokens).copied().collect();
             if !left.is_empty() {
                 self.centroids.add().copy_from_slice(centroid);
@@ -81,7 +81,7 @@ impl ClusterList for FixedClusters {
         &self.members[cluster]
     }
 
-    fn centroids(&self) -> &[f32] {
+    fn representatives(&self) -> &[f32] {
         self.centroids.slice(0..self.centroids.count())
     }
 }

@@ -223,7 +223,7 @@ mod tests {
     use stratakv_format::DType;
 
     fn layer(later: LaterTokens, sharing: HeadSharing, shape: KeyShape, mean_size: usize) -> Box<dyn LayerSummary> {
-        let options = ClusterOptions { mean_size, chosen_by: ChosenBy::Representative, sharing };
+        let options = ClusterOptions { mean_size, chosen_by: ChosenBy::Representative, sharing, whole_window: false };
         FixedClusterSpec { later, options }.layer(0, shape).unwrap()
     }
 
@@ -242,8 +242,8 @@ mod tests {
     fn clusters(layer: &dyn LayerSummary) -> Vec<Vec<(Vec<f32>, Vec<u32>)>> {
         let layer = (layer as &dyn Any).downcast_ref::<FixedLayer>().unwrap();
         let of = |list: &FixedClusters| {
-            let dim = list.centroids().len() / list.count();
-            let centroid = |at: usize| list.centroids()[at * dim..][..dim].to_vec();
+            let dim = list.representatives().len() / list.count();
+            let centroid = |at: usize| list.representatives()[at * dim..][..dim].to_vec();
             (0..list.count()).map(|at| (centroid(at), list.members(at).to_vec())).collect()
         };
         layer.lists().iter().map(of).collect()

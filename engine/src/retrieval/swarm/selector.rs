@@ -4,7 +4,8 @@ use super::summary::{ProfiledClusters, SwarmLayer, SwarmSpec};
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::cluster_choice::{
-    ChosenBy, ClusterOptions, CodedMembers, HeadSharing, Representatives, coded_members, member_codes, take_clusters,
+    ChosenBy, ClusterList, ClusterOptions, HeadSharing, ListChoice, RecentTokens, Representatives, coded_members,
+    member_codes,
 };
 use crate::retrieval::clusters::ActivationRule;
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
@@ -49,16 +50,17 @@ impl Swarm {
 fn by_medoids(
     layer: &SwarmLayer,
     clusters: &ProfiledClusters,
+    choice: &ListChoice<'_>,
     ask: &EntryRequest<'_>,
-    counts: impl Fn(usize) -> bool,
 ) -> (Vec<f32>, Option<Vec<u32>>) {
-    let medoids = Representatives { vectors: clusters.keys.vectors(), head: None }.products(ask);
-    let mut waiting = Vec::new();
-    layer.waiting().rows(layer.waiting().tokens(), None, &mut waiting);
-    let rows = medoids.rows_with(&Representatives { vectors: &waiting, head: None }.products(ask));
+    let products = |vectors| Representatives { vectors, head: None }.products(ask);
+    let waiting = layer.recent(true);
+    let (medoids, waiting) = (products(clusters.representatives()), products(waiting.keys()));
     let q_heads = ask.query.len() / ask.shape.key_dim;
-    let activated = ActivationRule::default().activated_by_scores(&rows, q_heads, ask.scale);
-    (medoids.scores(ask, counts), activated.ok())
+    let activated = ActivationRule::default().activated_by_scores(&medoids.rows_with(&waiting), q_heads, ask.scale);
+    // Tokens of a window that is attended whole have no score.
+    let products = if choice.len() > clusters.count() { medoids.followed_by(waiting) } else { medoids };
+    (products.scores(ask, |cluster| choice.may_choose(cluster, ask)), activated.ok())
 }
 
 /// Returns the scores of the clusters by the codes of their members, and the entries that the query activates.
@@ -67,6 +69,7 @@ fn by_medoids(
 fn by_members(
     layer: &SwarmLayer,
     clusters: &ProfiledClusters,
+    choice: &ListChoice<'_>,
     ask: &EntryRequest<'_>,
     summaries: &[&dyn LayerSummary],
 ) -> Result<(Vec<f32>, Option<Vec<u32>>)> {
@@ -77,12 +80,9 @@ fn by_members(
         ..ask.clone()
     };
     let weights = coded_members(summaries, &all, true)?;
-    let score = |codes: &CodedMembers| -> Vec<f32> {
-        (0..clusters.members.len()).map(|cluster| codes.score(0, clusters.members.of(cluster), ask)).collect()
-    };
     let scores = match ask.aggregation {
-        HeadAggregation::Sum => score(&coded_members(summaries, ask, true)?),
-        HeadAggregation::Softmax | HeadAggregation::GroupSoftmax => score(&weights),
+        HeadAggregation::Sum => choice.scores(&coded_members(summaries, ask, true)?, 0, ask),
+        HeadAggregation::Softmax | HeadAggregation::GroupSoftmax => choice.scores(&weights, 0, ask),
     };
     // A medoid that was cut has no weight.
     let medoids = clusters.members.medoids().iter().map(|medoid| *medoid as usize);
@@ -114,25 +114,40 @@ impl EntrySelector for Swarm {
     fn covered_groups(&self, summaries: &[&dyn LayerSummary]) -> Result<usize> {
         let layer: &SwarmLayer = summary_as(summaries)?;
         layer.clusters()?;
-        Ok(layer.waiting().groups().start)
+        let waiting = layer.waiting().groups();
+        Ok(if self.options.whole_window { waiting.start } else { waiting.end })
     }
 
     fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries> {
         let layer: &SwarmLayer = summary_as(summaries)?;
         let clusters = layer.clusters()?;
-        let may_choose = |token: &u32| ask.tokens.contains(&(*token as usize));
+        let recent = match self.options.whole_window {
+            true => RecentTokens::default(),
+            false => layer.recent(false),
+        };
+        let choice = ListChoice::new(clusters, recent.tokens());
         let (scores, activated) = match self.options.chosen_by {
-            ChosenBy::Members => by_members(layer, clusters, ask, summaries)?,
-            ChosenBy::Representative => {
-                let counts = |cluster: usize| clusters.members.of(cluster).iter().any(may_choose);
-                by_medoids(layer, clusters, ask, counts)
-            }
+            ChosenBy::Members => by_members(layer, clusters, &choice, ask, summaries)?,
+            ChosenBy::Representative => by_medoids(layer, clusters, &choice, ask),
         };
         if let Some(activated) = activated {
             layer.record(activated);
         }
-        let members = |cluster: usize| clusters.members.of(cluster);
-        let taken = take_clusters(&scores, members, std::iter::empty(), &ask.tokens, ask.budget);
+        let taken = choice.take(&scores, std::iter::empty(), ask);
         Ok(ChosenEntries { runs: taken.runs(), heads: vec![taken.tokens] })
+    }
+}
+
+impl ClusterList for ProfiledClusters {
+    fn count(&self) -> usize {
+        self.members.len()
+    }
+
+    fn members(&self, cluster: usize) -> &[u32] {
+        self.members.of(cluster)
+    }
+
+    fn representatives(&self) -> &[f32] {
+        self.keys.vectors()
     }
 }

@@ -17,7 +17,7 @@
 use super::members::Members;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
-use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions};
+use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions, RecentTokens};
 use crate::retrieval::clusters::{
     ActivationRule, ClusterLists, ClusterMaintenance, CoActivation, MaintenanceRadius, MedoidClustering,
     MedoidClusters, MedoidKeys, MedoidOptions,
@@ -28,7 +28,8 @@ use crate::retrieval::sealed_keys::{QueryProfile, SealedKeys};
 use crate::retrieval::summary::{KeyGroup, LayerSummary, SummarySpec};
 use std::sync::Mutex;
 
-/// The tokens of the window, in which appended tokens wait (SWARM, section 5.2).
+/// The tokens of the window, in which appended tokens wait (SWARM, section 5.2). Each is chosen by itself, or all are
+/// attended.
 const WINDOW: usize = 256;
 /// The first tokens, which the queries of a profile never activate, because they would join every cluster.
 const SINKS: usize = 4;
@@ -50,7 +51,8 @@ pub(super) struct SwarmSpec {
 impl SummarySpec for SwarmSpec {
     fn id(&self) -> String {
         // Selections decide which clusters new tokens join, so methods that choose differently have their own.
-        format!("swarm/{}/{:?}", self.options.mean_size, self.options.chosen_by)
+        let ClusterOptions { mean_size, chosen_by, whole_window, .. } = self.options;
+        format!("swarm/{mean_size}/{chosen_by:?}/{}", if whole_window { "window" } else { "tokens" })
     }
 
     fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
@@ -106,6 +108,11 @@ impl SwarmLayer {
     /// Returns the keys of the tokens that wait.
     pub(super) fn waiting(&self) -> &SealedKeys {
         &self.waiting
+    }
+
+    /// Returns the tokens that wait.
+    pub(super) fn recent(&self, with_keys: bool) -> RecentTokens {
+        RecentTokens::new(&self.waiting, 0, None, with_keys)
     }
 
     /// Takes note of the entries that a selection activated: medoids by their cluster, then waiting tokens.

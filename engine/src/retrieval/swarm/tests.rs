@@ -1,7 +1,10 @@
 //! Tests of the upkeep of a layer: which clusters new tokens join, and what a cut leaves.
 
+use super::selector::Swarm;
 use super::summary::{SwarmLayer, SwarmSpec};
 use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions, HeadSharing};
+use crate::retrieval::entry_selector::{EntryRequest, EntrySelector};
+use crate::retrieval::head_aggregation::HeadAggregation;
 use crate::retrieval::key_group::KeyGroup;
 use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::sealed_keys::{QueryProfile, SealedKeys};
@@ -26,8 +29,12 @@ fn push(layer: &mut SwarmLayer, keys: impl Iterator<Item = [f32; 2]>) {
     layer.push(&KeyGroup::new(SHAPE, &plane, index).unwrap());
 }
 
+fn options(mean_size: usize, chosen_by: ChosenBy, whole_window: bool) -> ClusterOptions {
+    ClusterOptions { mean_size, chosen_by, sharing: HeadSharing::Joint, whole_window }
+}
+
 fn profiled(chosen_by: ChosenBy) -> SwarmLayer {
-    let mut layer = SwarmLayer::new(SHAPE, ClusterOptions { mean_size: 8, chosen_by, sharing: HeadSharing::Joint });
+    let mut layer = SwarmLayer::new(SHAPE, options(8, chosen_by, false));
     let mut keys = SealedKeys::new(SHAPE, 0);
     for group in 0..GROUPS {
         let own = || (group * 4..group * 4 + 4).map(key);
@@ -78,6 +85,29 @@ fn tokens_join_the_clusters_of_their_steps_before_those_of_their_keys() {
 }
 
 #[test]
+fn tokens_of_the_window_are_chosen_one_by_one_or_attended_whole() {
+    let mut layer = profiled(ChosenBy::Representative);
+    let wanted = GROUPS as u32 * 4 + 22;
+    for group in GROUPS..GROUPS + 20 {
+        let loud = |token: usize| key(token).map(|x| if token as u32 == wanted { 3.0 * x } else { x });
+        push(&mut layer, (group * 4..group * 4 + 4).map(loud));
+    }
+    layer.advance().unwrap();
+    let chooser = |window| Swarm::new(options(8, ChosenBy::Representative, window), None).unwrap();
+    let summaries: [&dyn LayerSummary; 1] = [&layer];
+    assert_eq!(chooser(true).covered_groups(&summaries).unwrap(), GROUPS);
+    assert_eq!(chooser(false).covered_groups(&summaries).unwrap(), GROUPS + 20);
+    let query = key(wanted as usize);
+    for aggregation in [HeadAggregation::Sum, HeadAggregation::Softmax] {
+        let tokens = 0..(GROUPS + 20) * 4;
+        let ask = EntryRequest { query: &query, shape: SHAPE, scale: 1.0, aggregation, tokens, budget: 20 };
+        let chosen = chooser(false).choose(&summaries, &ask).unwrap();
+        assert_eq!(chosen.heads[0][0], wanted, "the token with the best key comes first");
+        assert!(chosen.heads[0].len() <= 20 && chosen.heads[0].len() > 10, "{chosen:?}");
+    }
+}
+
+#[test]
 fn a_cluster_whose_medoid_is_cut_keeps_its_key() {
     let mut layer = profiled(ChosenBy::Representative);
     let before = layer.clusters().unwrap();
@@ -103,10 +133,8 @@ fn a_cluster_whose_medoid_is_cut_keeps_its_key() {
 #[test]
 fn specifications_that_choose_differently_share_no_clusters() {
     use crate::retrieval::summary::SummarySpec;
-    let spec = |mean_size, chosen_by| SwarmSpec {
-        options: ClusterOptions { mean_size, chosen_by, sharing: HeadSharing::Joint },
-    };
-    let ids = [(8, ChosenBy::Members), (8, ChosenBy::Representative), (4, ChosenBy::Members)];
-    let ids: std::collections::BTreeSet<String> = ids.into_iter().map(|(m, by)| spec(m, by).id()).collect();
-    assert_eq!(ids.len(), 3);
+    let of = |(mean_size, chosen_by, window)| SwarmSpec { options: options(mean_size, chosen_by, window) }.id();
+    let (members, medoids) = (ChosenBy::Members, ChosenBy::Representative);
+    let ids = [(8, members, false), (8, medoids, false), (4, members, false), (8, members, true)];
+    assert_eq!(ids.map(of).into_iter().collect::<std::collections::BTreeSet<String>>().len(), 4);
 }
