@@ -1,12 +1,9 @@
 //! The clusters of waiting keys by k-means, for each list of a layer.
 //!
-//! 1. The first clusters are built when the method is attached, from the keys that the sequence has. A sequence that is
-//!    shorter than [`FIRST_ENTRIES`] tokens is clustered when it has that many.
-//! 2. There is one cluster per `mean_size` tokens. Clusters above the limit of the options are halved.
+//! There is one cluster per `mean_size` tokens. Clusters above the limit of the options are halved.
 
 use crate::error::Result;
 use crate::retrieval::cluster_choice::options::ClusterOptions;
-use crate::retrieval::cluster_choice::recent_tokens::ready_tokens;
 use crate::retrieval::clusters::{ClusterLists, KMeans, KMeansOptions};
 use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::sealed_keys::SealedKeys;
@@ -21,14 +18,6 @@ pub(crate) struct ClusteredKeys {
     pub(crate) rows: Vec<f32>,
     /// The members of each cluster, as indices of `rows`.
     pub(crate) lists: ClusterLists,
-}
-
-/// Returns the number of tokens that the first clusters are built from: all but the recent ones if `builds_all`.
-/// Returns none while there are too few, or if the waiting keys do not begin with the first token.
-pub(crate) fn first_entries(waiting: &SealedKeys, group_tokens: usize, builds_all: bool) -> Option<usize> {
-    let ready = ready_tokens(waiting, group_tokens);
-    let entries = if builds_all { ready } else { FIRST_ENTRIES.next_multiple_of(group_tokens) };
-    (waiting.tokens().start == 0 && ready >= entries.max(FIRST_ENTRIES)).then_some(entries)
 }
 
 /// Clusters tokens, of which `keys` has all keys, for each list.

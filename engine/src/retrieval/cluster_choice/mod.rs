@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `clustered_keys` | clusters waiting keys by k-means |
 //! | `cluster_list` | chooses among the clusters of one list |
+//! | `waiting_keys` | keeps the keys of groups that wait for clusters |
 //! | `recent_tokens` | keeps the newest tokens out of clusters, each as a cluster of one |
 //! | `representatives` | scores clusters by one vector each, a centroid or the key of a medoid |
 //! | `member_codes` | scores clusters by the sum of their members' transform-coded keys |
@@ -21,13 +22,15 @@ mod recent_tokens;
 mod representatives;
 mod take;
 mod take_tokens;
+mod waiting_keys;
 
 pub(crate) use cluster_list::{ClusterList, ListChoice, choose_clusters};
-pub(crate) use clustered_keys::{ClusteredKeys, FIRST_ENTRIES, cluster_keys, cluster_keys_bytes, first_entries};
+pub(crate) use clustered_keys::{ClusteredKeys, FIRST_ENTRIES, cluster_keys, cluster_keys_bytes};
 pub(crate) use member_codes::{CodedMembers, coded_members, member_codes};
 pub(crate) use options::ClusterOptions;
 pub use options::{ChosenBy, HeadSharing};
-pub(crate) use recent_tokens::{RecentTokens, ready_tokens};
+pub(crate) use recent_tokens::RecentTokens;
 pub(crate) use representatives::Representatives;
 pub(crate) use take::{Taken, take_clusters};
 pub(crate) use take_tokens::take_tokens;
+pub(crate) use waiting_keys::WaitingKeys;

@@ -7,13 +7,7 @@
 use crate::retrieval::sealed_keys::SealedKeys;
 
 /// The fewest newest tokens that no cluster takes in, in whole groups.
-const RECENT_TOKENS: usize = 64;
-
-/// Returns the first token that no cluster takes in yet, of those whose keys wait.
-pub(crate) fn ready_tokens(waiting: &SealedKeys, group_tokens: usize) -> usize {
-    let tokens = waiting.tokens();
-    tokens.end.saturating_sub(RECENT_TOKENS.next_multiple_of(group_tokens)).max(tokens.start)
-}
+pub(super) const RECENT_TOKENS: usize = 64;
 
 /// The tokens of one list that are in no cluster.
 #[derive(Clone, Debug, Default)]

@@ -18,7 +18,7 @@
 use crate::error::Result;
 use crate::metrics::lock;
 use crate::retrieval::cluster_choice::{
-    ClusterOptions, ClusteredKeys, RecentTokens, cluster_keys, cluster_keys_bytes, first_entries, ready_tokens,
+    ClusterOptions, ClusteredKeys, RecentTokens, WaitingKeys, cluster_keys, cluster_keys_bytes,
 };
 use crate::retrieval::clusters::{AdaptOptions, AdaptiveClusters, ClusterLists};
 use crate::retrieval::sealed_keys::SealedKeys;
@@ -64,9 +64,7 @@ pub(super) struct AdaptiveLayer {
     /// Without any until the first clusters are built.
     lists: Vec<AdaptiveList>,
     /// The keys of groups that are not covered.
-    waiting: SealedKeys,
-    /// True if the first clusters are to be built from all waiting groups.
-    builds_all: bool,
+    waiting: WaitingKeys,
     /// The keys of earlier groups that were supplied for splits, at most one per entry of the largest split.
     supplied: Vec<SealedKeys>,
     /// The clusters of each list that the newest selection chose.
@@ -81,8 +79,7 @@ impl AdaptiveLayer {
             shape,
             options,
             lists: Vec::new(),
-            waiting: SealedKeys::new(shape, 0),
-            builds_all: false,
+            waiting: WaitingKeys::new(shape),
             supplied: Vec::new(),
             retrieved: Mutex::default(),
             step: None,
@@ -106,7 +103,7 @@ impl AdaptiveLayer {
 
     /// Returns the tokens that are in no cluster of a list.
     pub(super) fn recent(&self, head: Option<usize>, with_keys: bool) -> RecentTokens {
-        RecentTokens::new(&self.waiting, 0, head, with_keys)
+        self.waiting.recent(0, head, with_keys)
     }
 
     /// Takes note of the clusters of each list that a selection chose.
@@ -121,11 +118,9 @@ impl AdaptiveLayer {
 
     /// Builds the first clusters, if there are enough keys.
     fn build(&mut self) -> Result<()> {
-        let Some(entries) = first_entries(&self.waiting, self.shape.group_tokens, self.builds_all) else {
-            return Ok(());
-        };
+        let Some(entries) = self.waiting.first_entries() else { return Ok(()) };
         let (dim, max_size) = (self.dim(), self.options.max_size());
-        let clustered = cluster_keys(&self.waiting, 0..entries, (&self.shape, &self.options), SEED)?;
+        let clustered = cluster_keys(self.waiting.keys(), 0..entries, (&self.shape, &self.options), SEED)?;
         let mut lists = Vec::with_capacity(clustered.len());
         for ClusteredKeys { rows, lists: initial } in clustered {
             let options = AdaptOptions { max_size, seed: SEED, ..AdaptOptions::default() };
@@ -139,7 +134,7 @@ impl AdaptiveLayer {
 
     /// Adds the waiting tokens to a list. Returns the groups whose keys a split needs.
     fn advance_list(&mut self, at: usize, head: Option<usize>) -> Result<Vec<u64>> {
-        let end = ready_tokens(&self.waiting, self.shape.group_tokens);
+        let end = self.waiting.ready().end;
         loop {
             if let Some(split) = self.lists[at].clusters.next_split() {
                 let entries = self.lists[at].clusters.entries_to_split(split.cluster)?;
@@ -172,7 +167,7 @@ impl AdaptiveLayer {
                 continue;
             }
             let mut key = Vec::with_capacity(self.dim());
-            self.waiting.rows(next..next + 1, head, &mut key);
+            self.waiting.keys().rows(next..next + 1, head, &mut key);
             self.lists[at].clusters.append(next as u32, &key)?;
             self.lists[at].next += 1;
         }
@@ -191,7 +186,7 @@ impl AdaptiveLayer {
 
     /// Appends the key of a token that is known.
     fn key(&self, token: usize, head: Option<usize>, out: &mut Vec<f32>) {
-        let mut known = std::iter::once(&self.waiting).chain(&self.supplied);
+        let mut known = std::iter::once(self.waiting.keys()).chain(&self.supplied);
         if let Some(keys) = known.find(|keys| keys.tokens().contains(&token)) {
             keys.rows(token..token + 1, head, out);
         }
@@ -245,10 +240,10 @@ impl LayerSummary for AdaptiveLayer {
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
-        let waiting = (self.waiting.groups().len() + groups) * self.shape.group_tokens;
+        let waiting = self.waiting.tokens_after(groups);
         let entries = self.clustered() * self.shape.group_tokens + waiting;
         // The tokens that clusters may take in.
-        let held = self.waiting.tokens().end - ready_tokens(&self.waiting, self.shape.group_tokens);
+        let held = self.waiting.tokens().end - self.waiting.ready().end;
         let new = if self.lists.is_empty() { waiting } else { waiting - held.min(waiting) };
         if new == 0 {
             return self.bytes() + self.waiting.bytes_for(groups) - self.waiting.bytes();
@@ -270,16 +265,16 @@ impl LayerSummary for AdaptiveLayer {
     }
 
     fn attached(&mut self) {
-        self.builds_all = true;
+        self.waiting.attached();
     }
 
     fn advance(&mut self) -> Result<Vec<u64>> {
         if self.lists.is_empty() {
             self.build()?;
-            self.builds_all = false;
+            self.waiting.built();
         }
-        let ready = ready_tokens(&self.waiting, self.shape.group_tokens);
-        if self.lists.is_empty() || ready == self.waiting.tokens().start {
+        let ready = self.waiting.ready();
+        if self.lists.is_empty() || ready.is_empty() {
             return Ok(Vec::new());
         }
         if self.step.is_none() {
@@ -291,7 +286,7 @@ impl LayerSummary for AdaptiveLayer {
                 return Ok(wanted);
             }
         }
-        self.waiting.forget_before(ready / self.shape.group_tokens);
+        self.waiting.forget_before(ready.end);
         self.supplied = Vec::new();
         self.step = None;
         Ok(Vec::new())

@@ -14,11 +14,9 @@
 use super::list::FixedClusters;
 use crate::error::Result;
 use crate::retrieval::cluster_choice::{
-    ClusterList, ClusterOptions, FIRST_ENTRIES, RecentTokens, cluster_keys, cluster_keys_bytes, first_entries,
-    ready_tokens,
+    ClusterList, ClusterOptions, FIRST_ENTRIES, RecentTokens, WaitingKeys, cluster_keys, cluster_keys_bytes,
 };
 use crate::retrieval::clusters::ClusterLists;
-use crate::retrieval::sealed_keys::SealedKeys;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
 
 /// The new tokens that are clustered together, before they are rounded up to whole groups.
@@ -54,8 +52,7 @@ impl SummarySpec for FixedClusterSpec {
             spec: *self,
             lists: Vec::new(),
             next: 0,
-            waiting: SealedKeys::new(shape, 0),
-            builds_all: false,
+            waiting: WaitingKeys::new(shape),
         }))
     }
 }
@@ -69,20 +66,13 @@ pub(super) struct FixedLayer {
     /// The first token that is in no cluster. Outside of [`LayerSummary::advance`], it is the first waiting token.
     next: usize,
     /// The keys of groups that are not covered.
-    waiting: SealedKeys,
-    /// True if the first clusters are to be built from all waiting groups.
-    builds_all: bool,
+    waiting: WaitingKeys,
 }
 
 impl FixedLayer {
     /// Returns the lists, one per KV head or one for all.
     pub(super) fn lists(&self) -> &[FixedClusters] {
         &self.lists
-    }
-
-    /// Returns the number of groups whose tokens are in clusters.
-    fn clustered(&self) -> usize {
-        self.next / self.shape.group_tokens
     }
 
     /// Returns the number of groups that can be chosen from: all, once there are clusters.
@@ -92,7 +82,7 @@ impl FixedLayer {
 
     /// Returns the tokens that are in no cluster of a list.
     pub(super) fn recent(&self, head: Option<usize>, with_keys: bool) -> RecentTokens {
-        RecentTokens::new(&self.waiting, self.next, head, with_keys)
+        self.waiting.recent(self.next, head, with_keys)
     }
 
     /// Returns the tokens of a batch of new clusters.
@@ -103,7 +93,7 @@ impl FixedLayer {
     /// Makes the next tokens new clusters. Their keys are waiting.
     fn cluster(&mut self, tokens: usize) -> Result<()> {
         let (shape, options) = (&self.shape, &self.spec.options);
-        let clustered = cluster_keys(&self.waiting, self.next..self.next + tokens, (shape, options), SEED)?;
+        let clustered = cluster_keys(self.waiting.keys(), self.next..self.next + tokens, (shape, options), SEED)?;
         if self.lists.is_empty() {
             self.lists = clustered.iter().map(|_| FixedClusters::new(options.dim(shape))).collect();
         }
@@ -116,13 +106,13 @@ impl FixedLayer {
 
     /// Adds the waiting tokens but the recent ones to the clusters with the nearest centroids.
     fn join(&mut self) {
-        let tokens = self.next..ready_tokens(&self.waiting, self.shape.group_tokens).max(self.next);
+        let tokens = self.next..self.waiting.ready().end.max(self.next);
         let dim = self.spec.options.dim(&self.shape);
         let (mut rows, mut distances) = (Vec::new(), Vec::new());
         for (list, head) in self.lists.iter_mut().zip(self.spec.options.heads(&self.shape)) {
             rows.clear();
             rows.reserve_exact(tokens.len() * dim);
-            self.waiting.rows(tokens.clone(), head, &mut rows);
+            self.waiting.keys().rows(tokens.clone(), head, &mut rows);
             for (token, key) in tokens.clone().zip(rows.chunks_exact(dim)) {
                 list.join(token, key, &mut distances);
             }
@@ -158,7 +148,7 @@ impl LayerSummary for FixedLayer {
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
-        let waiting = (self.waiting.groups().len() + groups) * self.shape.group_tokens;
+        let waiting = self.waiting.tokens_after(groups);
         let dim = self.spec.options.dim(&self.shape);
         // The tokens that are clustered at once, the clusters of each list that open, and scratch.
         let (clustered, opened) = match (self.lists.is_empty(), self.spec.later) {
@@ -185,16 +175,15 @@ impl LayerSummary for FixedLayer {
     }
 
     fn attached(&mut self) {
-        self.builds_all = true;
+        self.waiting.attached();
     }
 
     fn advance(&mut self) -> Result<Vec<u64>> {
         if self.lists.is_empty() {
-            let first = first_entries(&self.waiting, self.shape.group_tokens, self.builds_all);
-            if let Some(entries) = first {
+            if let Some(entries) = self.waiting.first_entries() {
                 self.cluster(entries)?;
             }
-            self.builds_all = false;
+            self.waiting.built();
         }
         if self.lists.is_empty() {
             return Ok(Vec::new());
@@ -202,13 +191,13 @@ impl LayerSummary for FixedLayer {
         match self.spec.later {
             LaterTokens::Join => self.join(),
             LaterTokens::NewClusters => {
-                let ready = ready_tokens(&self.waiting, self.shape.group_tokens);
+                let ready = self.waiting.ready().end;
                 while ready.saturating_sub(self.next) >= self.batch() {
                     self.cluster(self.batch())?;
                 }
             }
         }
-        self.waiting.forget_before(self.clustered());
+        self.waiting.forget_before(self.next);
         Ok(Vec::new())
     }
 }
@@ -218,6 +207,7 @@ mod tests {
     use super::*;
     use crate::retrieval::cluster_choice::{ChosenBy, HeadSharing};
     use crate::retrieval::clusters::SeededRandom;
+    use crate::retrieval::sealed_keys::SealedKeys;
     use proptest::prelude::*;
     use std::any::Any;
     use stratakv_format::DType;
@@ -266,7 +256,7 @@ mod tests {
             push(layer.as_mut(), shape, first / group_tokens, seed);
             let before = clusters(layer.as_ref());
             let groups = (first + more) / group_tokens;
-            let mut all = SealedKeys::new(shape, 0);
+            let mut all = WaitingKeys::new(shape);
             let plane = vec![0; SealedKeys::group_bytes(&shape)];
             (0..groups).for_each(|at| all.push(&KeyGroup::new(shape, &plane, at as u64).unwrap()));
             push(layer.as_mut(), shape, groups, seed);
@@ -283,7 +273,7 @@ mod tests {
                     let waiting = end * group_tokens - members.len();
                     prop_assert!(members.iter().copied().eq(0..members.len() as u32));
                     let batch = NEW_ENTRIES.next_multiple_of(group_tokens);
-                    let recent = groups * group_tokens - ready_tokens(&all, group_tokens);
+                    let recent = groups * group_tokens - all.ready().end;
                     prop_assert!(if joins { waiting == recent } else { waiting < batch + recent }, "{waiting}");
                 }
             }

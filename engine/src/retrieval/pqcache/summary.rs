@@ -11,9 +11,8 @@
 
 use crate::error::Result;
 use crate::kernels::{lower_distances, multiply_by_lanes};
-use crate::retrieval::cluster_choice::{FIRST_ENTRIES, first_entries};
+use crate::retrieval::cluster_choice::{FIRST_ENTRIES, WaitingKeys};
 use crate::retrieval::clusters::{KMeans, KMeansOptions};
-use crate::retrieval::sealed_keys::SealedKeys;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
 use crate::retrieval::summary_records::Records;
 use std::ops::Range;
@@ -43,8 +42,7 @@ impl SummarySpec for ProductCodeSpec {
             centroids: self.centroids,
             subspaces,
             heads: Vec::new(),
-            waiting: SealedKeys::new(shape, 0),
-            builds_all: false,
+            waiting: WaitingKeys::new(shape),
         }))
     }
 }
@@ -67,9 +65,7 @@ pub(super) struct ProductCodes {
     /// Without any until the codebooks are built.
     pub(super) heads: Vec<ProductHead>,
     /// The keys of groups that have no codes.
-    waiting: SealedKeys,
-    /// True if the codebooks are to be built from all waiting groups.
-    builds_all: bool,
+    waiting: WaitingKeys,
 }
 
 impl ProductCodes {
@@ -111,7 +107,7 @@ impl ProductCodes {
             for (head, rows) in rows.iter_mut().enumerate() {
                 keys.clear();
                 keys.reserve_exact(entries * key_dim);
-                self.waiting.rows(0..entries, Some(head), &mut keys);
+                self.waiting.keys().rows(0..entries, Some(head), &mut keys);
                 keys.chunks_exact(key_dim).for_each(|key| rows.extend_from_slice(&key[elements.clone()]));
             }
             let views: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
@@ -130,7 +126,7 @@ impl ProductCodes {
         for (at, head) in self.heads.iter_mut().enumerate() {
             for token in tokens.clone() {
                 key.clear();
-                self.waiting.rows(token..token + 1, Some(at), &mut key);
+                self.waiting.keys().rows(token..token + 1, Some(at), &mut key);
                 let record = head.codes.add();
                 for (subspace, (elements, book)) in self.subspaces.iter().zip(&head.books).enumerate() {
                     let code = nearest(book, &key[elements.clone()], &mut distances);
@@ -204,7 +200,7 @@ impl LayerSummary for ProductCodes {
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
-        let waiting = (self.waiting.groups().len() + groups) * self.shape.group_tokens;
+        let waiting = self.waiting.tokens_after(groups);
         let held = self.waiting.bytes_for(groups);
         if !self.heads.is_empty() {
             let codes: usize = self.heads.iter().map(|head| head.codes.bytes_for(waiting)).sum();
@@ -225,15 +221,15 @@ impl LayerSummary for ProductCodes {
     }
 
     fn attached(&mut self) {
-        self.builds_all = true;
+        self.waiting.attached();
     }
 
     fn advance(&mut self) -> Result<Vec<u64>> {
         if self.heads.is_empty() {
-            if let Some(entries) = first_entries(&self.waiting, self.shape.group_tokens, self.builds_all) {
+            if let Some(entries) = self.waiting.first_entries() {
                 self.build(entries)?;
             }
-            self.builds_all = false;
+            self.waiting.built();
         }
         if !self.heads.is_empty() {
             self.encode_waiting();
