@@ -299,11 +299,14 @@ pub(crate) fn widen(bytes: &[u8], dtype: DType, out: &mut [f32]) {
                 *out = f32::from_le_bytes(*b);
             }
         }
-        DType::F16 => {
-            for (out, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
-                *out = f16::from_le_bytes(*b).to_f32();
+        DType::F16 => match bytemuck::try_cast_slice::<u8, f16>(bytes) {
+            Ok(halves) if halves.len() <= out.len() => halves.convert_to_f32_slice(&mut out[..halves.len()]),
+            _ => {
+                for (out, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
+                    *out = f16::from_le_bytes(*b).to_f32();
+                }
             }
-        }
+        },
         DType::Bf16 => {
             for (out, b) in out.iter_mut().zip(bytes.as_chunks::<2>().0) {
                 *out = bf16::from_le_bytes(*b).to_f32();

@@ -72,7 +72,8 @@ fn add_block<const R: usize>(
     (k, n): (usize, usize),
 ) {
     let mut sums = [[0.0_f32; COLUMNS]; R];
-    let a: [&[f32]; R] = std::array::from_fn(|r| &a[(row + r) * k..(row + r + 1) * k]);
+    // Rows of the length of the block need no check of their index.
+    let a: [&[f32]; R] = std::array::from_fn(|r| &a[(row + r) * k..(row + r + 1) * k][..block.len()]);
     for (at, b) in block.iter().enumerate() {
         for r in 0..R {
             let x = a[r][at];

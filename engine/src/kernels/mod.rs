@@ -10,13 +10,15 @@
 //! | `softmax_parts`, `lane_softmax` | the softmax of selection, in bf16 and in f32 |
 //! | `row_softmax` | the softmax of one query head over all entries |
 //! | `common_bits` | common bits of bit sets |
-//! | `nearest` | squared distances, and the nearest of many points |
+//! | `nearest` | squared distances |
+//! | `point_products` | products of rows with points side by side, and the nearest row |
 //! | `maxima` | the best units of groups |
 //! | `extremes` | minima and maxima of keys |
 //! | `matmul`, `subspace` | products of matrices, and the strongest directions of one |
 //! | `rope`, `hadamard` | rotations of keys |
 //! | `quantise` | eight and four bits per element, and back |
 //! | `convert` | f16 and bf16 to f32, and back |
+//! | `scaled_halves` | rows of f16 with a power of two |
 //! | `strided` | checks and conversions of the rows that a caller appends |
 //!
 //! Below them:
@@ -46,12 +48,14 @@ mod matmul;
 mod maxima;
 mod nearest;
 mod plane;
+mod point_products;
 mod prefetch;
 mod quantise;
 mod rope;
 mod row_query;
 mod row_scores;
 mod row_softmax;
+mod scaled_halves;
 mod scores;
 mod sign_sums;
 mod softmax;
@@ -77,11 +81,15 @@ pub(crate) use matmul::{add_weighted_rows, multiply_add, multiply_add_upper, mul
 pub(crate) use maxima::{all_below, best_by_head, best_query_heads, best_scores, best_units};
 pub(crate) use nearest::{add_row, lower_distances, nearest_columns, scale_row, squared_norms, transpose};
 pub(crate) use plane::{PAD, Plane, SCRATCH};
+pub(crate) use point_products::{
+    POINTS, PointLanes, indexed_point_products, lower_to_nearest, point_block, point_products,
+};
 pub(crate) use prefetch::{PrefetchCursor, Prefetcher, prefetch};
 pub(crate) use quantise::{DequantiseError, QuantisedShape, dequantise_4, dequantise_8, quantise_4, quantise_8};
 pub(crate) use rope::{Angles, Rotation};
 pub(crate) use row_query::RowQuery;
 pub(crate) use row_softmax::add_softmax;
+pub(crate) use scaled_halves::{narrow_scaled, power_of_two, widen_scaled};
 pub(crate) use sign_sums::{SIGN_BYTES, SignQuad, SignSums, SignTables, pack_signs, sign_sums, signed_sum};
 pub(crate) use softmax::SoftmaxOutcome;
 pub(crate) use softmax_parts::{WeightedSums, softmax_parts};

@@ -5,7 +5,8 @@
 //! 1. [`EntrySelector::covered_groups`] says which groups the method knows. Later groups and the tail are the window,
 //!    which every head attends to.
 //! 2. The engine takes the window, sinks and the tail off the budget.
-//! 3. [`EntrySelector::choose`] spends the rest, which is a number of entries per KV head.
+//! 3. [`EntrySelector::choose`] spends the rest, which is a number of entries per KV head. Its memory is reserved
+//!    first.
 //! 4. The engine turns the entries into masks of groups. A block is read once, however many heads need it.
 //!
 //! [`Selector`]: super::Selector
@@ -52,6 +53,16 @@ pub trait EntrySelector: Send + Sync {
     /// # Errors
     /// The errors of the method, for example that it needs a profile first.
     fn covered_groups(&self, summaries: &[&dyn LayerSummary]) -> Result<usize>;
+
+    /// Returns the most bytes that [`Self::choose`] allocates for this request, its result included. The engine
+    /// reserves them first. A method that returns 0 allocates outside of the memory limit.
+    ///
+    /// # Errors
+    /// The errors of the method.
+    fn choose_bytes(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<usize> {
+        let _ = (summaries, ask);
+        Ok(0)
+    }
 
     /// Chooses entries among `ask.tokens`, which lie in covered groups.
     ///

@@ -27,6 +27,7 @@ mod pqcache;
 mod query_batch;
 mod recorded_attention;
 mod registry;
+mod scaled_rows;
 mod sealed_keys;
 mod selector;
 mod shadowkv;

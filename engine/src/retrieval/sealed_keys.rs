@@ -4,6 +4,7 @@ use crate::kernels::widen;
 use crate::retrieval::clusters::MAX_KEY_MAGNITUDE;
 use crate::retrieval::key_group::KeyGroup;
 use crate::retrieval::key_shape::KeyShape;
+use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::summary_records::Records;
 use std::ops::Range;
 
@@ -112,6 +113,20 @@ impl SealedKeys {
         }
         let limit = |x: &mut f32| *x = x.clamp(-MAX_KEY_MAGNITUDE, MAX_KEY_MAGNITUDE);
         out[start..].iter_mut().for_each(limit);
+    }
+}
+
+impl SealedKeys {
+    /// Returns the keys of tokens as [`Self::rows`] does, in 16 bits per element.
+    pub(crate) fn scaled_rows(&self, tokens: Range<usize>, head: Option<usize>) -> ScaledRows {
+        let dim = if head.is_some() { self.shape.key_dim } else { self.shape.width() };
+        let (mut rows, mut row) = (ScaledRows::with_capacity(dim, tokens.len()), Vec::with_capacity(dim));
+        for token in tokens {
+            row.clear();
+            self.rows(token..token + 1, head, &mut row);
+            rows.push(&row);
+        }
+        rows
     }
 }
 

@@ -70,6 +70,10 @@ impl<T: Copy + Default> Records<T> {
         }
     }
 
+    pub(crate) fn record_mut(&mut self, at: usize) -> &mut [T] {
+        &mut self.data[at * self.len..(at + 1) * self.len]
+    }
+
     pub(crate) fn slice(&self, range: Range<usize>) -> &[T] {
         &self.data[range.start * self.len..range.end * self.len]
     }

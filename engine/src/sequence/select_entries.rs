@@ -2,7 +2,7 @@
 //!
 //! 1. Every head attends to the window. It holds the groups that the selector does not know yet, the newest groups as
 //!    the options say, sinks, and the tail.
-//! 2. The selector may choose the rest of the budget for each KV head.
+//! 2. The selector may choose the rest of the budget for each KV head. The memory of its choice is reserved first.
 //! 3. The entries become masks of groups. A group of the window is attended whole.
 
 use super::handle::Sequence;
@@ -51,7 +51,10 @@ impl Sequence {
         };
         let chosen = match request.budget.min(request.tokens.len()) {
             0 => ChosenEntries { heads: vec![Vec::new()], runs: 0 },
-            _ => selector.choose(&summaries, &request)?,
+            _ => {
+                let _scratch = self.reserve_scratch(selector.choose_bytes(&summaries, &request)?)?;
+                selector.choose(&summaries, &request)?
+            }
         };
         check_chosen(&chosen, &request)?;
         let found = entries_of_tokens(&chosen.heads, choosable.clone(), group_tokens);

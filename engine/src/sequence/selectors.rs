@@ -207,6 +207,14 @@ impl Sequence {
         let heads = request.query.len() / request.shape.key_dim;
         let lanes = heads.next_multiple_of(if heads > 8 { 16 } else { 8 });
         let bytes = span.len() * (self.identity.layout.group_tokens().max(2) * lanes * 4 + 96);
+        self.reserve_scratch(bytes)
+    }
+
+    /// Takes the memory of a choice.
+    ///
+    /// # Errors
+    /// [`ErrorKind::MemoryLimit`].
+    pub(super) fn reserve_scratch(&self, bytes: usize) -> Result<Reservation> {
         self.store.devices.reserve(bytes, Category::Summaries).ok_or_else(|| {
             let text = format!("{bytes} bytes of scores do not fit into memory_limit; raise it");
             Error::new(ErrorKind::MemoryLimit, text)

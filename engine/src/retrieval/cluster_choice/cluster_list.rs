@@ -2,9 +2,10 @@
 
 use crate::retrieval::cluster_choice::member_codes::CodedMembers;
 use crate::retrieval::cluster_choice::recent_tokens::RecentTokens;
-use crate::retrieval::cluster_choice::representatives::Representatives;
+use crate::retrieval::cluster_choice::representatives::HeadProducts;
 use crate::retrieval::cluster_choice::take::{Taken, take_clusters};
 use crate::retrieval::entry_selector::EntryRequest;
+use crate::retrieval::scaled_rows::ScaledRows;
 
 /// The clusters of one KV head, or of all heads together.
 pub(crate) trait ClusterList {
@@ -14,12 +15,12 @@ pub(crate) trait ClusterList {
     /// Returns the members of a cluster that exists. A cluster without a member is never chosen.
     fn members(&self, cluster: usize) -> &[u32];
 
-    /// Returns the vectors by which clusters are found, `[clusters, dim]`: their centroids, or the keys of their
-    /// medoids. A list whose members are scored may have none.
-    fn representatives(&self) -> &[f32];
+    /// Returns the vectors by which clusters are found: their centroids, or the keys of their medoids. A list whose
+    /// members are scored may have none.
+    fn representatives(&self) -> Option<&ScaledRows>;
 }
 
-/// What can be taken from a list: its clusters, then the recent tokens, each as a cluster of its own.
+/// The choice from one list: its clusters, then the recent tokens, each as a cluster of its own.
 pub(crate) struct ListChoice<'a> {
     list: &'a dyn ClusterList,
     recent: &'a [u32],
@@ -53,7 +54,7 @@ impl<'a> ListChoice<'a> {
         (0..self.len()).map(|cluster| codes.score(at, self.members(cluster), ask)).collect()
     }
 
-    /// Takes clusters by falling score, after the tokens of `first`. The clusters of the result are those of the list.
+    /// Takes clusters by falling score, after the tokens of `first`. The result names no recent token as a cluster.
     pub(crate) fn take(&self, scores: &[f32], first: impl Iterator<Item = u32>, ask: &EntryRequest<'_>) -> Taken {
         let mut taken = take_clusters(scores, |cluster| self.members(cluster), first, &ask.tokens, ask.budget);
         taken.clusters.retain(|cluster| (*cluster as usize) < self.list.count());
@@ -76,8 +77,8 @@ pub(crate) fn choose_clusters(
     let scores = match codes {
         Some(codes) => choice.scores(codes, at, ask),
         None => {
-            let products = |vectors| Representatives { vectors, head }.products(ask);
-            let products = products(list.representatives()).followed_by(products(recent.keys()));
+            let rows = [list.representatives(), recent.keys()];
+            let products = HeadProducts::of_all(rows.into_iter().flatten(), head, ask);
             products.scores(ask, |cluster| !choice.members(cluster).is_empty())
         }
     };

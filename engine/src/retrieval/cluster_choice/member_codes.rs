@@ -46,7 +46,7 @@ pub(crate) fn member_codes(
 ///
 /// # Errors
 /// [`ErrorKind::InvalidArgument`]: there are none.
-fn codes_in<'a>(summaries: &[&'a dyn LayerSummary]) -> Result<&'a Codes> {
+pub(crate) fn codes_in<'a>(summaries: &[&'a dyn LayerSummary]) -> Result<&'a Codes> {
     let found = summaries.iter().find_map(|summary| (*summary as &dyn Any).downcast_ref::<Codes>());
     found.ok_or_else(|| Error::new(ErrorKind::InvalidArgument, "choose: the method needs codes of keys, and has none"))
 }

@@ -10,10 +10,12 @@
 //! | `member_codes` | scores clusters by the sum of their members' transform-coded keys |
 //! | `take` | takes clusters by falling score until the budget is used |
 //! | `take_tokens` | takes the best single tokens, for methods without clusters |
+//! | `choice_bytes` | the most bytes that a choice allocates |
 //! | `options` | the parts of a method's name: mean size, chooser, heads |
 //!
 //! Invariant: a token is chosen once per list, however many clusters hold it, and the budget counts distinct tokens.
 
+mod choice_bytes;
 mod cluster_list;
 mod clustered_keys;
 mod member_codes;
@@ -24,13 +26,16 @@ mod take;
 mod take_tokens;
 mod waiting_keys;
 
+pub(crate) use choice_bytes::{
+    coded_bytes, list_choice_bytes, product_bytes, recent_bytes, take_bytes, token_choice_bytes,
+};
 pub(crate) use cluster_list::{ClusterList, ListChoice, choose_clusters};
 pub(crate) use clustered_keys::{ClusteredKeys, FIRST_ENTRIES, cluster_keys, cluster_keys_bytes};
-pub(crate) use member_codes::{CodedMembers, coded_members, member_codes};
+pub(crate) use member_codes::{coded_members, codes_in, member_codes};
 pub(crate) use options::ClusterOptions;
 pub use options::{ChosenBy, HeadSharing};
 pub(crate) use recent_tokens::RecentTokens;
-pub(crate) use representatives::Representatives;
+pub(crate) use representatives::HeadProducts;
 pub(crate) use take::{Taken, take_clusters};
 pub(crate) use take_tokens::take_tokens;
 pub(crate) use waiting_keys::WaitingKeys;

@@ -4,6 +4,7 @@
 //! of 30 tokens has no room for that. Here each of these tokens has a score of its own, like a cluster. SWARM can still
 //! attend to its window whole (`swarm:window`).
 
+use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::sealed_keys::SealedKeys;
 
 /// The fewest newest tokens that no cluster takes in, in whole groups.
@@ -13,19 +14,21 @@ pub(super) const RECENT_TOKENS: usize = 64;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct RecentTokens {
     tokens: Vec<u32>,
-    /// Their keys `[tokens, dim]`; empty if codes are scored.
-    rows: Vec<f32>,
+    /// Their keys. None if codes are scored.
+    keys: Option<ScaledRows>,
 }
 
 impl RecentTokens {
     /// Returns the waiting tokens from `first` on, with their keys of `head` or of all heads.
     pub(crate) fn new(waiting: &SealedKeys, first: usize, head: Option<usize>, with_keys: bool) -> Self {
         let tokens = first.max(waiting.tokens().start)..waiting.tokens().end;
-        let mut rows = Vec::new();
-        if with_keys {
-            waiting.rows(tokens.clone(), head, &mut rows);
-        }
-        Self { tokens: tokens.map(|token| token as u32).collect(), rows }
+        let keys = with_keys.then(|| waiting.scaled_rows(tokens.clone(), head));
+        Self { tokens: tokens.map(|token| token as u32).collect(), keys }
+    }
+
+    /// Returns these tokens without their keys, for a method whose codes are scored.
+    pub(crate) fn without_keys(tokens: std::ops::Range<usize>) -> Self {
+        Self { tokens: tokens.map(|token| token as u32).collect(), keys: None }
     }
 
     /// Returns the tokens.
@@ -33,8 +36,8 @@ impl RecentTokens {
         &self.tokens
     }
 
-    /// Returns the keys `[tokens, dim]`.
-    pub(crate) fn keys(&self) -> &[f32] {
-        &self.rows
+    /// Returns their keys, if there are any.
+    pub(crate) fn keys(&self) -> Option<&ScaledRows> {
+        self.keys.as_ref()
     }
 }

@@ -12,9 +12,10 @@
 //! | `swarm` | medoid clusters | SWARM, Algorithm 1 |
 //! | `maintenance` | clusters of new entries | SWARM, section 6.2 |
 //! | `recent_steps` | which of the last steps activated an item | |
-//! | `nearest_key` | clusters of entries that no query activated | |
+//! | `nearest_key` | the cluster whose representative is nearest to a key | |
 //! | `kmeans` | clusters of similar keys | DynaKV, section 4.1 |
 //! | `cluster_stats` | size, centroid and variance of a cluster | DynaKV, section 4.2 |
+//! | `centroids` | the centroid that is nearest to a key | |
 //! | `adapt` | clusters that adapt while the context grows | DynaKV, Algorithm 1 |
 //! | `chain` | an order in which neighbours are retrieved together | DynaKV, equation 8 |
 //! | `planted` | a generator of planted co-activation | |
@@ -28,6 +29,7 @@
 
 mod activation;
 mod adapt;
+mod centroids;
 mod chain;
 mod closeness;
 mod cluster_stats;
@@ -45,6 +47,7 @@ mod swarm;
 
 pub use activation::ActivationRule;
 pub use adapt::{AdaptOptions, Adaptation, AdaptiveClusters, SplitRequest};
+pub use centroids::CentroidPrecision;
 pub use chain::{chain, chain_bytes_for, runs_in_order};
 pub use closeness::{ClusterRadius, Normalisation};
 pub use cluster_stats::ClusterStats;
@@ -53,7 +56,7 @@ pub use key_matrix::MAX_KEY_MAGNITUDE;
 pub use kmeans::{KMeans, KMeansOptions};
 pub use lists::ClusterLists;
 pub use maintenance::{ClusterMaintenance, MAX_MAINTENANCE_STEPS, MaintenanceRadius};
-pub(crate) use nearest_key::MedoidKeys;
+pub(crate) use nearest_key::Representatives;
 pub use planted::{PlantedOptions, PlantedTopics};
 #[cfg(test)]
 pub(in crate::retrieval) use random::SeededRandom;

@@ -22,8 +22,9 @@
 
 use super::closeness::{ClusterRadius, Normalisation, ONE};
 use super::coactivation::CoActivation;
+use super::key_matrix::check_keys;
 use super::lists::ClusterLists;
-use super::nearest_key::assign_nearest;
+use super::nearest_key::{ReadKey, assign_bytes_for, assign_nearest};
 use super::ranked::{NeighbourScan, RankedEntries};
 use crate::error::{Error, ErrorKind, Result};
 use std::cmp::Reverse;
@@ -57,6 +58,12 @@ pub struct MedoidClusters {
 }
 
 impl MedoidClusters {
+    /// Returns the most bytes that adding entries by their keys takes beside the keys, for `entries` entries in
+    /// `clusters` clusters.
+    pub(crate) fn assign_bytes_for(clusters: usize, entries: usize, dim: usize) -> usize {
+        assign_bytes_for(clusters, entries, dim)
+    }
+
     /// Returns the members of each cluster. The first member is the medoid.
     #[must_use]
     pub fn lists(&self) -> &ClusterLists {
@@ -98,8 +105,23 @@ impl MedoidClusters {
     /// [`ErrorKind::InvalidArgument`]: the keys have another size, or a key is not finite or above 1e15. Nothing
     /// changed.
     pub fn assign_by_key(&mut self, keys: &[f32], dim: usize) -> Result<()> {
+        let entries = check_keys("medoid clusters", keys, dim)?;
+        let last = self.lists.iter().flatten().chain(&self.never_activated).max();
+        if let Some(last) = last.filter(|last| **last as usize >= entries) {
+            let context =
+                format!("medoid clusters: there are keys of {entries} entries, but a cluster has entry {last}");
+            return Err(Error::new(ErrorKind::InvalidArgument, context));
+        }
+        self.assign_by(dim, &mut |entry, row| row.extend_from_slice(&keys[entry as usize * dim..][..dim]))
+    }
+
+    /// Does the same with keys that are read when they are needed. A key has `dim` elements.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: a key is not finite or above 1e15. Nothing changed.
+    pub(crate) fn assign_by(&mut self, dim: usize, key: &mut ReadKey<'_>) -> Result<()> {
         let limit = self.max_size.unwrap_or(usize::MAX);
-        let assigned = assign_nearest(&self.lists, &self.never_activated, (keys, dim), limit)?;
+        let assigned = assign_nearest(&self.lists, &self.never_activated, (key, dim), limit)?;
         self.opened = assigned.len() - self.lists.len();
         self.by_key = self.never_activated.len() - self.opened;
         self.lists = assigned;
@@ -489,7 +511,10 @@ mod tests {
         assert_eq!((found.never_activated().len(), found.medoid(1).unwrap()), (35, 30));
         assert_eq!(found.medoid(2).unwrap_err().kind(), ErrorKind::InvalidArgument);
         let keys: Vec<f32> = (0..ENTRIES).map(|at| at as f32).collect();
-        assert!(found.assign_by_key(&keys[1..], 1).is_err());
+        let too_large = [&keys[1..], &[2e15]].concat();
+        for (keys, dim) in [(&keys[1..], 1), (&keys[..], 3), (&keys[..], 2), (&[], 0), (&too_large, 1)] {
+            assert_eq!(found.assign_by_key(keys, dim).unwrap_err().kind(), ErrorKind::InvalidArgument);
+        }
         found.assign_by_key(&keys, 1).unwrap();
         assert_eq!((found.assigned_by_key(), found.opened_by_key()), (35, 0));
         assert_eq!(found.lists().iter().map(<[u32]>::len).collect::<Vec<_>>(), [20, 20]);

@@ -4,10 +4,12 @@ use super::summary::{AdaptiveLayer, AdaptiveSpec};
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::cluster_choice::{
-    ClusterList, ClusterOptions, HeadSharing, Taken, choose_clusters, coded_members, member_codes,
+    ClusterList, ClusterOptions, HeadSharing, Taken, choose_clusters, coded_members, codes_in, list_choice_bytes,
+    member_codes,
 };
 use crate::retrieval::clusters::AdaptiveClusters;
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
+use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::transform_coded::summary::CodeSpec;
@@ -56,6 +58,13 @@ impl EntrySelector for DynaKv {
         summary_as::<AdaptiveLayer>(summaries).map(AdaptiveLayer::covered)
     }
 
+    fn choose_bytes(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<usize> {
+        let layer: &AdaptiveLayer = summary_as(summaries)?;
+        let codes = self.codes.as_ref().map(|_| codes_in(summaries)).transpose()?;
+        let clusters: Vec<usize> = layer.lists().iter().map(|list| list.clusters.len()).collect();
+        Ok(list_choice_bytes(&clusters, layer.waiting_tokens(), codes, ask))
+    }
+
     fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries> {
         let layer: &AdaptiveLayer = summary_as(summaries)?;
         let is_joint = self.options.sharing == HeadSharing::Joint;
@@ -63,12 +72,9 @@ impl EntrySelector for DynaKv {
         let mut taken = Vec::with_capacity(layer.lists().len());
         for (at, head) in self.options.heads(&ask.shape).into_iter().enumerate().take(layer.lists().len()) {
             let clusters = &layer.lists()[at].clusters;
-            let mut buffered = Vec::with_capacity(clusters.buffered());
-            for cluster in 0..clusters.len() as u32 {
-                buffered.extend_from_slice(clusters.buffer(cluster)?);
-            }
+            let buffered = clusters.buffered_entries();
             let recent = layer.recent(head, codes.is_none());
-            taken.push(choose_clusters(clusters, (at, head), codes.as_ref(), (buffered.into_iter(), &recent), ask));
+            taken.push(choose_clusters(clusters, (at, head), codes.as_ref(), (buffered, &recent), ask));
         }
         let runs = taken.iter().map(Taken::runs).sum();
         let (heads, retrieved) = taken.into_iter().map(|taken| (taken.tokens, taken.clusters)).unzip();
@@ -86,7 +92,7 @@ impl ClusterList for AdaptiveClusters {
         Self::members(self, cluster as u32).unwrap_or_default()
     }
 
-    fn representatives(&self) -> &[f32] {
-        self.centroids()
+    fn representatives(&self) -> Option<&ScaledRows> {
+        self.half_centroids()
     }
 }

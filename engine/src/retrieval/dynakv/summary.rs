@@ -20,13 +20,15 @@ use crate::metrics::lock;
 use crate::retrieval::cluster_choice::{
     ClusterOptions, ClusteredKeys, RecentTokens, WaitingKeys, cluster_keys, cluster_keys_bytes,
 };
-use crate::retrieval::clusters::{AdaptOptions, AdaptiveClusters, ClusterLists};
+use crate::retrieval::clusters::{AdaptOptions, AdaptiveClusters, CentroidPrecision, ClusterLists};
 use crate::retrieval::sealed_keys::SealedKeys;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
 use std::sync::Mutex;
 
 /// The quantile of the variances of a list's first clusters that is its threshold.
 const THRESHOLD_QUANTILE: f64 = 0.9;
+/// The keys that are compared with all clusters at once.
+const EXPECTED_KEYS: usize = 16;
 /// The seed of all random choices.
 const SEED: u64 = 0x6479_6e61_6b76;
 
@@ -55,6 +57,8 @@ pub(super) struct AdaptiveList {
     next: usize,
     /// The group whose step has begun, plus one.
     begun: usize,
+    /// The token behind those whose keys were compared with all clusters at once.
+    expected: usize,
 }
 
 /// The clusters of a layer.
@@ -101,13 +105,19 @@ impl AdaptiveLayer {
         if self.lists.is_empty() { 0 } else { self.waiting.groups().end }
     }
 
+    /// Returns the number of tokens that are in no cluster of a list.
+    pub(super) fn waiting_tokens(&self) -> usize {
+        self.waiting.tokens_after(0)
+    }
+
     /// Returns the tokens that are in no cluster of a list.
     pub(super) fn recent(&self, head: Option<usize>, with_keys: bool) -> RecentTokens {
         self.waiting.recent(0, head, with_keys)
     }
 
     /// Takes note of the clusters of each list that a selection chose.
-    pub(super) fn retrieve(&self, clusters: Vec<Vec<u32>>) {
+    pub(super) fn retrieve(&self, mut clusters: Vec<Vec<u32>>) {
+        clusters.iter_mut().for_each(Vec::shrink_to_fit);
         *lock(&self.retrieved) = clusters;
     }
 
@@ -123,10 +133,11 @@ impl AdaptiveLayer {
         let clustered = cluster_keys(self.waiting.keys(), 0..entries, (&self.shape, &self.options), SEED)?;
         let mut lists = Vec::with_capacity(clustered.len());
         for ClusteredKeys { rows, lists: initial } in clustered {
-            let options = AdaptOptions { max_size, seed: SEED, ..AdaptOptions::default() };
+            let precision = CentroidPrecision::Half;
+            let options = AdaptOptions { max_size, seed: SEED, precision, ..AdaptOptions::default() };
             let mut clusters = AdaptiveClusters::new(&rows, dim, &initial, options)?;
             clusters.set_threshold(clusters.quantile_of_variances(THRESHOLD_QUANTILE)?)?;
-            lists.push(AdaptiveList { clusters, next: entries, begun: 0 });
+            lists.push(AdaptiveList { clusters, next: entries, begun: 0, expected: 0 });
         }
         self.lists = lists;
         Ok(())
@@ -153,6 +164,8 @@ impl AdaptiveLayer {
             }
             let next = self.lists[at].next;
             if next >= end {
+                self.lists[at].clusters.forget_expected();
+                self.lists[at].expected = 0;
                 return Ok(Vec::new());
             }
             let group = next / self.shape.group_tokens;
@@ -168,6 +181,13 @@ impl AdaptiveLayer {
             }
             let mut key = Vec::with_capacity(self.dim());
             self.waiting.keys().rows(next..next + 1, head, &mut key);
+            if next >= self.lists[at].expected {
+                let expected = (next + EXPECTED_KEYS).min(end);
+                let mut keys = Vec::with_capacity((expected - next) * self.dim());
+                self.waiting.keys().rows(next..expected, head, &mut keys);
+                self.lists[at].clusters.expect(&keys)?;
+                self.lists[at].expected = expected;
+            }
             self.lists[at].clusters.append(next as u32, &key)?;
             self.lists[at].next += 1;
         }
@@ -197,10 +217,21 @@ impl AdaptiveLayer {
         self.options.max_size().saturating_add(AdaptOptions::default().buffer_limit)
     }
 
-    /// Returns the bytes of the clusters of `entries` tokens, of which there are `clusters` in each list.
-    fn cluster_bytes(&self, clusters: usize, entries: usize) -> usize {
-        self.options.heads(&self.shape).len()
-            * (AdaptiveClusters::bytes_for(clusters, self.dim(), entries) + size_of::<AdaptiveList>())
+    /// Returns the most bytes of the first clusters of `entries` tokens. In the worst case each token is a cluster.
+    fn first_bytes(&self, entries: usize) -> usize {
+        let clusters = AdaptiveClusters::bytes_for(entries, self.dim(), entries, CentroidPrecision::Half);
+        self.options.heads(&self.shape).len() * (clusters + size_of::<AdaptiveList>())
+    }
+
+    /// Returns the most bytes of the lists once `opened` clusters were opened and `new` tokens were added. The clusters
+    /// that a selection chose are kept twice meanwhile.
+    fn list_bytes(&self, opened: usize, new: usize) -> usize {
+        let of_list = |list: &AdaptiveList| {
+            let clusters = list.clusters.len() + opened;
+            let retrieved = 2 * clusters * size_of::<u32>();
+            list.clusters.bytes_once(clusters, new) + retrieved + size_of::<AdaptiveList>()
+        };
+        self.lists.iter().map(of_list).sum()
     }
 }
 
@@ -225,18 +256,23 @@ impl LayerSummary for AdaptiveLayer {
         self.step = None;
         if tokens == 0 {
             self.lists.clear();
+            self.step = None;
+            *lock(&self.retrieved) = Vec::new();
         }
         for list in &mut self.lists {
             list.clusters.truncate(tokens as u32);
+            list.clusters.forget_expected();
             list.next = list.next.min(tokens);
-            list.begun = 0;
+            (list.begun, list.expected) = (0, 0);
         }
     }
 
     fn bytes(&self) -> usize {
-        let clusters = self.lists.iter().map(|list| list.clusters.len()).max().unwrap_or(0);
         let supplied: usize = self.supplied.iter().map(SealedKeys::bytes).sum();
-        self.waiting.bytes() + supplied + self.cluster_bytes(clusters, self.clustered() * self.shape.group_tokens)
+        let lists = |lists: &[Vec<u32>]| lists.iter().map(Vec::capacity).sum::<usize>() * size_of::<u32>();
+        let retrieved = lists(lock(&self.retrieved).as_slice()) + self.step.as_deref().map_or(0, lists);
+        let clusters = self.lists.iter().map(|list| list.clusters.bytes() + size_of::<AdaptiveList>());
+        self.waiting.bytes() + supplied + retrieved + clusters.sum::<usize>()
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
@@ -245,19 +281,22 @@ impl LayerSummary for AdaptiveLayer {
         // The tokens that clusters may take in.
         let held = self.waiting.tokens().end - self.waiting.ready().end;
         let new = if self.lists.is_empty() { waiting } else { waiting - held.min(waiting) };
+        let supplied: usize = self.supplied.iter().map(SealedKeys::bytes).sum();
+        let held = self.waiting.bytes_for(groups) + supplied;
         if new == 0 {
-            return self.bytes() + self.waiting.bytes_for(groups) - self.waiting.bytes();
+            return held + self.list_bytes(0, 0);
         }
-        let scratch = match self.lists.is_empty() {
-            true => cluster_keys_bytes(entries, &self.shape, &self.options),
-            // A split reads the keys of its entries, at most one group each.
-            false => self.largest_split().min(entries) * SealedKeys::group_bytes(&self.shape),
-        };
-        let clusters = self.lists.iter().map(|list| list.clusters.len()).max().unwrap_or(0);
+        if self.lists.is_empty() {
+            return held + cluster_keys_bytes(entries, &self.shape, &self.options) + self.first_bytes(entries);
+        }
         // Each new or buffered token may have one cluster split, into at most one cluster per member.
         let splits = new.saturating_add(AdaptOptions::default().buffer_limit);
         let opened = splits.saturating_mul(self.largest_split()).min(entries);
-        self.waiting.bytes_for(groups) + scratch + self.cluster_bytes(clusters + opened, entries)
+        // A split reads the keys of its entries, at most one group each.
+        let split = self.largest_split().min(entries) * SealedKeys::group_bytes(&self.shape);
+        let clusters = self.lists.iter().map(|list| list.clusters.len()).max().unwrap_or(0) + opened;
+        let expected = AdaptiveClusters::expected_bytes(clusters, self.dim());
+        held + split + expected + self.list_bytes(opened, new)
     }
 
     fn has_clusters(&self) -> bool {

@@ -3,7 +3,9 @@
 use super::summary::{FixedClusterSpec, FixedLayer, LaterTokens};
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
-use crate::retrieval::cluster_choice::{ClusterOptions, HeadSharing, choose_clusters, coded_members, member_codes};
+use crate::retrieval::cluster_choice::{
+    ClusterList, ClusterOptions, HeadSharing, choose_clusters, coded_members, codes_in, list_choice_bytes, member_codes,
+};
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
@@ -58,6 +60,13 @@ impl Selector for FixedClusterSelector {
 impl EntrySelector for FixedClusterSelector {
     fn covered_groups(&self, summaries: &[&dyn LayerSummary]) -> Result<usize> {
         summary_as::<FixedLayer>(summaries).map(FixedLayer::covered)
+    }
+
+    fn choose_bytes(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<usize> {
+        let layer: &FixedLayer = summary_as(summaries)?;
+        let codes = self.codes.as_ref().map(|_| codes_in(summaries)).transpose()?;
+        let clusters: Vec<usize> = layer.lists().iter().map(ClusterList::count).collect();
+        Ok(list_choice_bytes(&clusters, layer.waiting_tokens(), codes, ask))
     }
 
     fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries> {

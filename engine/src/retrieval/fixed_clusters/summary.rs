@@ -47,13 +47,7 @@ impl SummarySpec for FixedClusterSpec {
     }
 
     fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
-        Ok(Box::new(FixedLayer {
-            shape,
-            spec: *self,
-            lists: Vec::new(),
-            next: 0,
-            waiting: WaitingKeys::new(shape),
-        }))
+        Ok(Box::new(FixedLayer { shape, spec: *self, lists: Vec::new(), next: 0, waiting: WaitingKeys::new(shape) }))
     }
 }
 
@@ -78,6 +72,11 @@ impl FixedLayer {
     /// Returns the number of groups that can be chosen from: all, once there are clusters.
     pub(super) fn covered(&self) -> usize {
         if self.lists.is_empty() { 0 } else { self.waiting.groups().end }
+    }
+
+    /// Returns the number of tokens that are in no cluster of a list, at most.
+    pub(super) fn waiting_tokens(&self) -> usize {
+        self.waiting.tokens_after(0)
     }
 
     /// Returns the tokens that are in no cluster of a list.
@@ -108,14 +107,12 @@ impl FixedLayer {
     fn join(&mut self) {
         let tokens = self.next..self.waiting.ready().end.max(self.next);
         let dim = self.spec.options.dim(&self.shape);
-        let (mut rows, mut distances) = (Vec::new(), Vec::new());
+        let mut rows = Vec::new();
         for (list, head) in self.lists.iter_mut().zip(self.spec.options.heads(&self.shape)) {
             rows.clear();
             rows.reserve_exact(tokens.len() * dim);
             self.waiting.keys().rows(tokens.clone(), head, &mut rows);
-            for (token, key) in tokens.clone().zip(rows.chunks_exact(dim)) {
-                list.join(token, key, &mut distances);
-            }
+            list.join(tokens.start, &rows);
         }
         self.next = tokens.end;
     }
@@ -156,7 +153,13 @@ impl LayerSummary for FixedLayer {
             (false, LaterTokens::NewClusters) if waiting >= self.batch() => (self.batch(), waiting),
             _ => (0, 0),
         };
-        let joined = if self.spec.later == LaterTokens::Join { waiting * dim * size_of::<f32>() } else { 0 };
+        let joined = match self.spec.later {
+            LaterTokens::Join => {
+                let clusters = self.lists.iter().map(ClusterList::count).max().unwrap_or(waiting);
+                waiting * dim * size_of::<f32>() + FixedClusters::new(dim).join_bytes(clusters)
+            }
+            LaterTokens::NewClusters => 0,
+        };
         let scratch = cluster_keys_bytes(clustered, &self.shape, &self.spec.options).max(joined);
         let lists: usize = match self.lists.is_empty() {
             true => self.spec.options.heads(&self.shape).len() * FixedClusters::new(dim).bytes_for(opened, waiting),
@@ -232,8 +235,11 @@ mod tests {
     fn clusters(layer: &dyn LayerSummary) -> Vec<Vec<(Vec<f32>, Vec<u32>)>> {
         let layer = (layer as &dyn Any).downcast_ref::<FixedLayer>().unwrap();
         let of = |list: &FixedClusters| {
-            let dim = list.representatives().len() / list.count();
-            let centroid = |at: usize| list.representatives()[at * dim..][..dim].to_vec();
+            let centroid = |at: usize| {
+                let mut row = vec![0.0; list.representatives().unwrap().dim()];
+                list.representatives().unwrap().read(at, &mut row);
+                row
+            };
             (0..list.count()).map(|at| (centroid(at), list.members(at).to_vec())).collect()
         };
         layer.lists().iter().map(of).collect()

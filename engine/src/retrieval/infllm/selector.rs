@@ -3,7 +3,7 @@
 use super::summary::{BlockLayer, BlockSpec};
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::add_softmax;
-use crate::retrieval::cluster_choice::{Representatives, take_clusters};
+use crate::retrieval::cluster_choice::{HeadProducts, product_bytes, recent_bytes, take_bytes, take_clusters};
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
@@ -36,17 +36,15 @@ impl InfLlm {
 
 /// Returns the score of each block, and the attention weight of each token that waits.
 fn scores(layer: &BlockLayer, ask: &EntryRequest<'_>) -> (Vec<f32>, Vec<f32>) {
-    let products = Representatives { vectors: layer.keys(), head: None }.products(ask);
-    let mut waiting = Vec::new();
-    layer.loose_rows(&mut waiting);
-    let rows = products.rows_with(&Representatives { vectors: &waiting, head: None }.products(ask));
+    let products = HeadProducts::new(layer.keys(), None, ask);
+    let rows = products.rows_with(&HeadProducts::new(&layer.loose_keys(), None, ask));
     let tokens = rows.len() / (ask.query.len() / ask.shape.key_dim);
     let mut weights = vec![0.0; tokens];
     if rows.iter().all(|x| (x * ask.scale).is_finite()) {
         let mut powers = vec![0.0; tokens];
         rows.chunks(tokens.max(1)).for_each(|row| add_softmax(row, ask.scale, &mut powers, &mut weights));
     }
-    let representatives = layer.keys().len() / ask.shape.width();
+    let representatives = layer.keys().len();
     // A representative counts even if its token cannot be chosen, because it stands for the whole block.
     let single = products.scores(ask, |_| true);
     let blocks = single.chunks(layer.per_block()).map(|own| own.iter().sum()).collect();
@@ -74,6 +72,15 @@ impl Selector for InfLlm {
 impl EntrySelector for InfLlm {
     fn covered_groups(&self, summaries: &[&dyn LayerSummary]) -> Result<usize> {
         summary_as::<BlockLayer>(summaries)?.covered()
+    }
+
+    fn choose_bytes(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<usize> {
+        let layer: &BlockLayer = summary_as(summaries)?;
+        let (keys, loose) = (layer.keys().len(), layer.loose_tokens());
+        let rows = (keys + loose) * (3 * ask.query.len() / ask.shape.key_dim + 4) * size_of::<f32>();
+        let tokens = layer.block_tokens() * size_of::<u32>();
+        let products = product_bytes(keys + loose, ask, true) + recent_bytes(loose, ask, true);
+        Ok(products + rows + tokens + take_bytes(keys, ask))
     }
 
     fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries> {

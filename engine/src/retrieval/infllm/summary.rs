@@ -19,6 +19,7 @@ use crate::metrics::lock;
 use crate::retrieval::clusters::ClusterLists;
 use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::recorded_attention::{each_weights, weight_bytes};
+use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::sealed_keys::{QueryProfile, SealedKeys};
 use crate::retrieval::summary::{KeyGroup, LayerSummary, SummarySpec};
 use crate::retrieval::top_k::{highest, score_order};
@@ -52,8 +53,8 @@ pub(super) struct BlockLayer {
     mean_query: Option<Vec<f32>>,
     /// The token behind each block.
     ends: Vec<u32>,
-    /// The keys of the representatives, `[blocks, representatives, kv_heads * key_dim]`.
-    keys: Vec<f32>,
+    /// The keys of the representatives of each block, `[kv_heads * key_dim]` each.
+    keys: ScaledRows,
     /// The keys of the groups with loose tokens. Without a profile it has none, and begins at the next group.
     waiting: SealedKeys,
     /// The attention weight of each loose token, summed over the selections.
@@ -69,7 +70,7 @@ impl BlockLayer {
             block,
             mean_query: None,
             ends: Vec::new(),
-            keys: Vec::new(),
+            keys: ScaledRows::new(shape.width()),
             waiting: SealedKeys::new(shape, 0),
             weights: Vec::new(),
             recorded: Mutex::default(),
@@ -89,7 +90,7 @@ impl BlockLayer {
     }
 
     /// Returns the keys of all representatives.
-    pub(super) fn keys(&self) -> &[f32] {
+    pub(super) fn keys(&self) -> &ScaledRows {
         &self.keys
     }
 
@@ -109,9 +110,9 @@ impl BlockLayer {
         start as usize..self.ends[block] as usize
     }
 
-    /// Appends the keys of the loose tokens, of all heads.
-    pub(super) fn loose_rows(&self, out: &mut Vec<f32>) {
-        self.waiting.rows(self.block_tokens()..self.waiting.tokens().end, None, out);
+    /// Returns the keys of the loose tokens, of all heads.
+    pub(super) fn loose_keys(&self) -> ScaledRows {
+        self.waiting.scaled_rows(self.block_tokens()..self.waiting.tokens().end, None)
     }
 
     /// Takes note of the attention weights that a selection found for the loose tokens.
@@ -126,7 +127,7 @@ impl BlockLayer {
         let mut best = highest(weights, self.per_block(), |_| true);
         best.sort_unstable_by(|a, b| score_order(*a, *b));
         for (_, token) in best {
-            self.keys.extend_from_slice(&rows[token as usize * width..][..width]);
+            self.keys.push(&rows[token as usize * width..][..width]);
         }
         self.ends.push((self.block_tokens() + weights.len()) as u32);
     }
@@ -139,7 +140,8 @@ impl BlockLayer {
         rows.chunks_exact(self.shape.width()).map(|row| finite(product(row))).collect()
     }
 
-    fn loose_tokens(&self) -> usize {
+    /// Returns the number of tokens behind the last block.
+    pub(super) fn loose_tokens(&self) -> usize {
         self.groups() * self.shape.group_tokens - self.block_tokens()
     }
 }
@@ -185,7 +187,7 @@ impl LayerSummary for BlockLayer {
         if let Some(last) = self.ends.get_mut(blocks) {
             *last = (*last).min(tokens as u32);
             self.ends.truncate(blocks + 1);
-            self.keys.truncate((blocks + 1) * self.per_block() * self.shape.width());
+            self.keys.truncate((blocks + 1) * self.per_block());
         }
         if tokens == 0 {
             *self = Self::new(self.shape, self.block);
@@ -200,8 +202,8 @@ impl LayerSummary for BlockLayer {
     fn bytes(&self) -> usize {
         let recorded = lock(&self.recorded).as_ref().map_or(0, Vec::capacity);
         let mean = self.mean_query.as_ref().map_or(0, Vec::capacity);
-        let elements = self.keys.capacity() + self.ends.capacity() + self.weights.capacity() + recorded + mean;
-        self.waiting.bytes() + elements * size_of::<f32>()
+        let elements = self.ends.capacity() + self.weights.capacity() + recorded + mean;
+        self.waiting.bytes() + self.keys.bytes() + elements * size_of::<f32>()
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
@@ -210,17 +212,14 @@ impl LayerSummary for BlockLayer {
         }
         let loose = self.loose_tokens() + groups * self.shape.group_tokens;
         let blocks = self.ends.len() + loose / self.block;
-        let keys = blocks * self.per_block() * self.shape.width();
+        let keys = self.keys.bytes_for((blocks * self.per_block()).saturating_sub(self.keys.len()));
         // A vector that grows takes at most twice what it holds, or four elements.
         let most = |needed: usize, capacity: usize| if needed > capacity { (2 * needed).max(4) } else { capacity };
         // A selection records one weight per loose token, without room to grow.
         let recorded = loose.max(lock(&self.recorded).as_ref().map_or(0, Vec::capacity));
-        let elements = most(keys, self.keys.capacity())
-            + most(blocks, self.ends.capacity())
-            + most(loose, self.weights.capacity())
-            + recorded
-            + self.shape.width();
-        self.waiting.bytes_for(groups) + elements * size_of::<f32>()
+        let elements =
+            most(blocks, self.ends.capacity()) + most(loose, self.weights.capacity()) + recorded + self.shape.width();
+        self.waiting.bytes_for(groups) + keys + elements * size_of::<f32>()
     }
 
     fn has_clusters(&self) -> bool {
@@ -270,7 +269,7 @@ impl LayerSummary for BlockLayer {
             Ok(())
         })?;
         let mut blocks = Self::new(self.shape, self.block);
-        blocks.keys.reserve_exact(tokens / self.block * self.per_block() * self.shape.width());
+        blocks.keys = ScaledRows::with_capacity(self.shape.width(), tokens / self.block * self.per_block());
         blocks.ends.reserve_exact(tokens / self.block);
         blocks.mean_query = Some(mean_query(profile));
         let mut rows = Vec::new();

@@ -2,7 +2,7 @@
 
 use super::summary::{ProductCodeSpec, ProductCodes};
 use crate::error::Result;
-use crate::retrieval::cluster_choice::take_tokens;
+use crate::retrieval::cluster_choice::{take_tokens, token_choice_bytes};
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
@@ -42,6 +42,11 @@ impl Selector for PqCache {
 impl EntrySelector for PqCache {
     fn covered_groups(&self, summaries: &[&dyn LayerSummary]) -> Result<usize> {
         summary_as::<ProductCodes>(summaries).map(ProductCodes::covered)
+    }
+
+    fn choose_bytes(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<usize> {
+        let codes: &ProductCodes = summary_as(summaries)?;
+        Ok(token_choice_bytes(ask) + codes.table_bytes(ask.query.len() / (ask.shape.width()).max(1)))
     }
 
     fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries> {

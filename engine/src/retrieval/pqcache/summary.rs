@@ -161,6 +161,11 @@ impl ProductCodes {
         }
     }
 
+    /// Returns the bytes of the products of a codebook with the query heads of a KV head.
+    pub(super) fn table_bytes(&self, query_heads: usize) -> usize {
+        self.centroids * query_heads.next_multiple_of(16) * size_of::<f32>()
+    }
+
     /// Returns the bytes of the codebooks.
     fn book_bytes(&self) -> usize {
         self.centroids * self.shape.width() * size_of::<f32>()

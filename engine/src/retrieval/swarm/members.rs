@@ -99,6 +99,12 @@ impl Members {
         is_left
     }
 
+    /// Returns the most clusters once `tokens` more tokens are added, if a cluster is opened only when the one that was
+    /// opened before has at least `size` members.
+    pub(super) fn clusters_by_age(&self, tokens: usize, size: usize) -> usize {
+        self.len() + tokens.min(tokens / size.max(1) + 1)
+    }
+
     /// Returns the most clusters once `tokens` more tokens are added to at most `most` clusters each, if a cluster is
     /// opened only when all others are full.
     pub(super) fn clusters_for(&self, tokens: usize, most: usize) -> usize {

@@ -19,6 +19,7 @@ mod selector;
 mod summary;
 #[cfg(test)]
 mod tests;
+mod window;
 
 use crate::retrieval::cluster_choice::HeadSharing;
 use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodParameter};

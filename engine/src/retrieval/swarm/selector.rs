@@ -1,15 +1,16 @@
 //! Selection by clusters of co-activated entries.
 
-use super::summary::{ProfiledClusters, SwarmLayer, SwarmSpec};
+use super::summary::{ProfiledClusters, SwarmLayer, SwarmSpec, Unactivated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::cluster_choice::{
-    ChosenBy, ClusterList, ClusterOptions, HeadSharing, ListChoice, RecentTokens, Representatives, coded_members,
-    member_codes,
+    ChosenBy, ClusterList, ClusterOptions, HeadProducts, HeadSharing, ListChoice, RecentTokens, coded_bytes,
+    coded_members, codes_in, member_codes, product_bytes, recent_bytes, take_bytes,
 };
 use crate::retrieval::clusters::ActivationRule;
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
 use crate::retrieval::head_aggregation::HeadAggregation;
+use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::transform_coded::summary::CodeSpec;
@@ -53,8 +54,8 @@ fn by_medoids(
     choice: &ListChoice<'_>,
     ask: &EntryRequest<'_>,
 ) -> (Vec<f32>, Option<Vec<u32>>) {
-    let products = |vectors| Representatives { vectors, head: None }.products(ask);
-    let waiting = layer.recent(true);
+    let waiting = layer.waiting().recent(true);
+    let products = |rows: Option<&ScaledRows>| HeadProducts::of_all(rows.into_iter(), None, ask);
     let (medoids, waiting) = (products(clusters.representatives()), products(waiting.keys()));
     let q_heads = ask.query.len() / ask.shape.key_dim;
     let activated = ActivationRule::default().activated_by_scores(&medoids.rows_with(&waiting), q_heads, ask.scale);
@@ -118,12 +119,31 @@ impl EntrySelector for Swarm {
         Ok(if self.options.whole_window { waiting.start } else { waiting.end })
     }
 
+    fn choose_bytes(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<usize> {
+        let layer: &SwarmLayer = summary_as(summaries)?;
+        let (clusters, waiting) = (layer.clusters()?.count(), layer.waiting().tokens().len());
+        let entries = clusters + waiting;
+        let scoring = match self.options.chosen_by {
+            // The softmax of what is activated goes over the window as well.
+            ChosenBy::Members => {
+                let tokens = ask.tokens.start..ask.tokens.end.max(layer.waiting().tokens().end);
+                2 * coded_bytes(codes_in(summaries)?, &EntryRequest { tokens, ..ask.clone() }, 1)
+            }
+            ChosenBy::Representative => {
+                let rows = 3 * entries * (ask.query.len() / ask.shape.key_dim) * size_of::<f32>();
+                rows + product_bytes(entries, ask, true) + recent_bytes(waiting, ask, true)
+            }
+        };
+        let activated = ActivationRule::default().bytes_for(entries) + 3 * entries * size_of::<f32>();
+        Ok(scoring + activated + take_bytes(entries, ask) + waiting * size_of::<u32>())
+    }
+
     fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries> {
         let layer: &SwarmLayer = summary_as(summaries)?;
         let clusters = layer.clusters()?;
         let recent = match self.options.whole_window {
             true => RecentTokens::default(),
-            false => layer.recent(false),
+            false => layer.waiting().recent(false),
         };
         let choice = ListChoice::new(clusters, recent.tokens());
         let (scores, activated) = match self.options.chosen_by {
@@ -147,7 +167,10 @@ impl ClusterList for ProfiledClusters {
         self.members.of(cluster)
     }
 
-    fn representatives(&self) -> &[f32] {
-        self.keys.vectors()
+    fn representatives(&self) -> Option<&ScaledRows> {
+        match &self.unactivated {
+            Unactivated::Key(keys) => Some(keys.rows()),
+            Unactivated::Age(_) => None,
+        }
     }
 }

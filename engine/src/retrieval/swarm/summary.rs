@@ -6,25 +6,28 @@
 //! 3. A group that is pushed later waits with its keys. Each selection says which medoids and which waiting tokens its
 //!    query activates ([`SwarmLayer::record`]).
 //! 4. While more than [`WINDOW`] tokens wait, [`LayerSummary::advance`] takes the oldest group out of the window. Each
-//!    of its tokens joins clusters that have room.
+//!    of its tokens joins clusters that have room, whose medoids were activated in the same steps.
+//! 5. A token that no step activated together with a medoid joins the medoid with the nearest key. With `:members`
+//!    there are no keys. Such tokens form clusters of the mean size, in their order.
 //!
 //! Invariants:
-//! - Each covered token is in at least one cluster and in at most as many as the options say.
-//! - A cluster is opened only when all others are full.
+//! - Each token that does not wait is in at least one cluster and in at most as many as the options say.
+//! - With keys, a cluster is opened only when all others are full.
 //! - The clusters depend on the tokens, the cuts, the profile and the selections, not on how the tokens were cut into
 //!   appends. Only the newest selection between two appends counts.
 
 use super::members::Members;
+use super::window::WindowGroups;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
-use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions, RecentTokens};
+use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions};
 use crate::retrieval::clusters::{
     ActivationRule, ClusterLists, ClusterMaintenance, CoActivation, MaintenanceRadius, MedoidClustering,
-    MedoidClusters, MedoidKeys, MedoidOptions,
+    MedoidClusters, MedoidOptions, Representatives,
 };
 use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::recorded_attention::{each_weights, weight_bytes};
-use crate::retrieval::sealed_keys::{QueryProfile, SealedKeys};
+use crate::retrieval::sealed_keys::QueryProfile;
 use crate::retrieval::summary::{KeyGroup, LayerSummary, SummarySpec};
 use std::sync::Mutex;
 
@@ -60,11 +63,19 @@ impl SummarySpec for SwarmSpec {
     }
 }
 
+/// The way in which a token that no step activated together with a medoid finds its cluster.
+pub(super) enum Unactivated {
+    /// By the nearest key of a medoid. These are the keys of all medoids, also of those that were cut.
+    Key(Representatives),
+    /// By age: it joins the cluster that such a token opened last, until that has the mean size. None if there is no
+    /// such cluster.
+    Age(Option<usize>),
+}
+
 /// The clusters of a layer that has a profile.
 pub(super) struct ProfiledClusters {
     pub(super) members: Members,
-    /// The keys of the medoids, also of those that were cut.
-    pub(super) keys: MedoidKeys,
+    pub(super) unactivated: Unactivated,
     /// The newest steps of the medoids and of the tokens that wait. Slots are these tokens, from the oldest on.
     recent: ClusterMaintenance,
     radius: MaintenanceRadius,
@@ -77,8 +88,10 @@ pub(super) struct SwarmLayer {
     limits: MedoidOptions,
     /// None until there is a profile.
     clusters: Option<ProfiledClusters>,
-    /// The keys of the window. Without a profile it has none, and begins at the next group.
-    waiting: SealedKeys,
+    /// True if codes are scored, so that no keys are kept.
+    by_members: bool,
+    /// The window. Without a profile it has no group, and begins at the next one.
+    waiting: WindowGroups,
     /// The entries that the newest selection since the last append activated: medoids, then waiting tokens.
     activated: Mutex<Option<Vec<u32>>>,
 }
@@ -92,8 +105,16 @@ impl SwarmLayer {
         let max_size = MAX_SIZE.max(2 * options.mean_size);
         let limits =
             MedoidOptions { max_size: Some(max_size), memberships: Some(memberships), ..MedoidOptions::default() };
-        let waiting = SealedKeys::new(shape, 0);
-        Self { shape, mean_size: options.mean_size, limits, clusters: None, waiting, activated: Mutex::default() }
+        let by_members = options.chosen_by == ChosenBy::Members;
+        Self {
+            shape,
+            mean_size: options.mean_size,
+            limits,
+            clusters: None,
+            by_members,
+            waiting: WindowGroups::new(shape, 0, !by_members),
+            activated: Mutex::default(),
+        }
     }
 
     /// Returns the clusters.
@@ -105,14 +126,9 @@ impl SwarmLayer {
         self.clusters.as_ref().ok_or_else(|| Error::new(ErrorKind::InvalidArgument, text))
     }
 
-    /// Returns the keys of the tokens that wait.
-    pub(super) fn waiting(&self) -> &SealedKeys {
+    /// Returns the groups that wait.
+    pub(super) fn waiting(&self) -> &WindowGroups {
         &self.waiting
-    }
-
-    /// Returns the tokens that wait.
-    pub(super) fn recent(&self, with_keys: bool) -> RecentTokens {
-        RecentTokens::new(&self.waiting, 0, None, with_keys)
     }
 
     /// Takes note of the entries that a selection activated: medoids by their cluster, then waiting tokens.
@@ -147,13 +163,33 @@ impl SwarmLayer {
         drop((clustering, activations));
         let radius = calibrated(&found, &activated, tokens)?;
         drop(activated);
-        let mut rows = Vec::with_capacity(tokens * width);
-        profile.keys.rows(0..tokens, None, &mut rows);
-        found.assign_by_key(&rows, width)?;
+        let mut key = |token: u32, row: &mut Vec<f32>| {
+            profile.keys.rows(token as usize..token as usize + 1, None, row);
+        };
+        found.assign_by(width, &mut key)?;
         let members = Members::new(found.lists(), self.max_size());
-        let mut keys = MedoidKeys::with_capacity(width, members.len());
-        members.medoids().iter().for_each(|medoid| keys.push(&rows[*medoid as usize * width..][..width]));
-        Ok(ProfiledClusters { recent: ClusterMaintenance::new(members.len(), 0, STEPS)?, members, keys, radius })
+        let unactivated = match self.by_members {
+            true => Unactivated::Age(None),
+            false => {
+                let (mut keys, mut row) = (Representatives::with_capacity(width, members.len()), Vec::new());
+                for medoid in members.medoids() {
+                    row.clear();
+                    key(*medoid, &mut row);
+                    keys.push(&row);
+                }
+                Unactivated::Key(keys)
+            }
+        };
+        let recent = ClusterMaintenance::new(members.len(), 0, STEPS)?;
+        Ok(ProfiledClusters { members, unactivated, recent, radius })
+    }
+
+    /// Returns the most clusters once `waiting` more tokens have left the window.
+    fn clusters_for(&self, clusters: &ProfiledClusters, waiting: usize) -> usize {
+        match &clusters.unactivated {
+            Unactivated::Key(_) => clusters.members.clusters_for(waiting, self.memberships()),
+            Unactivated::Age(_) => clusters.members.clusters_by_age(waiting, self.mean_size),
+        }
     }
 
     /// Returns the number of tokens that wait, once there are `groups` more groups.
@@ -208,31 +244,71 @@ impl ProfiledClusters {
         self.recent.record(&medoids, &slots)
     }
 
-    /// Adds the oldest waiting group to clusters. `rows` is its keys of all heads, and `first` its first token. Its
-    /// tokens wait from `at` on.
-    fn take_in(&mut self, rows: &[&[f32]], first: u32, at: usize, memberships: usize) -> Result<()> {
+    /// Adds the tokens of the oldest waiting group to clusters.
+    fn take_in(&mut self, group: &LeavingGroup<'_>) -> Result<()> {
         let mut products = None;
-        for (column, token) in (0..rows.len()).zip(first..) {
-            let slot = (at + column) as u32;
-            let has_room = |cluster: usize| self.members.has_room(cluster);
-            let joins = self.recent.assign_with_room(slot, self.radius, memberships, has_room)?;
+        for column in 0..group.tokens {
+            let (slot, token) = ((group.slot + column) as u32, (group.first + column) as u32);
+            let members = &self.members;
+            let has_room = |cluster: usize| members.has_room(cluster);
+            let joins = self.recent.assign_with_room(slot, self.radius, group.memberships, has_room)?;
             joins.iter().for_each(|cluster| self.members.add(*cluster as usize, token));
             if !joins.is_empty() {
                 continue;
             }
-            let products = products.get_or_insert_with(|| self.keys.products(rows));
-            let has_room = |cluster: usize| self.members.has_room(cluster);
-            match self.keys.nearest((&*products, column), rows[column], has_room) {
+            let found = match &self.unactivated {
+                Unactivated::Key(keys) => {
+                    let products = products.get_or_insert_with(|| keys.products(&group.rows));
+                    keys.nearest((&*products, column), group.rows[column], |at| self.members.has_room(at))
+                }
+                Unactivated::Age(open) => open.filter(|cluster| self.members.of(*cluster).len() < group.mean_size),
+            };
+            match found.filter(|cluster| self.members.has_room(*cluster)) {
                 Some(cluster) => self.members.add(cluster, token),
                 None => {
                     self.recent.open_cluster(slot)?;
                     self.members.open(token);
-                    self.keys.push(rows[column]);
+                    match &mut self.unactivated {
+                        Unactivated::Key(keys) => keys.push(group.rows[column]),
+                        Unactivated::Age(open) => *open = Some(self.members.len() - 1),
+                    }
                 }
             }
         }
         Ok(())
     }
+
+    /// Returns the most bytes of the keys of medoids, once there are `clusters` clusters.
+    fn key_bytes(&self, clusters: usize) -> usize {
+        match &self.unactivated {
+            Unactivated::Key(keys) => keys.bytes_for(clusters),
+            Unactivated::Age(_) => 0,
+        }
+    }
+
+    /// Returns the most bytes of scratch of [`Self::take_in`] for a group, once there are `clusters` clusters.
+    fn scratch_bytes(&self, clusters: usize, shape: &KeyShape) -> usize {
+        match &self.unactivated {
+            Unactivated::Key(keys) => {
+                let rows = shape.group_tokens * shape.width() * size_of::<f32>();
+                rows + keys.product_bytes(clusters, shape.group_tokens)
+            }
+            Unactivated::Age(_) => 0,
+        }
+    }
+}
+
+/// The oldest waiting group, whose tokens leave the window.
+struct LeavingGroup<'a> {
+    /// The keys of its tokens, of all heads. Without keys there are none.
+    rows: Vec<&'a [f32]>,
+    tokens: usize,
+    /// The first token.
+    first: usize,
+    /// The slot of the first token.
+    slot: usize,
+    memberships: usize,
+    mean_size: usize,
 }
 
 impl LayerSummary for SwarmLayer {
@@ -268,7 +344,10 @@ impl LayerSummary for SwarmLayer {
             return;
         }
         let is_left = clusters.members.truncate(tokens as u32);
-        clusters.keys.retain(|cluster| is_left[cluster]);
+        match &mut clusters.unactivated {
+            Unactivated::Key(keys) => keys.retain(|cluster| is_left[cluster]),
+            Unactivated::Age(open) => *open = None,
+        }
         clusters.recent.retain_clusters(|cluster| is_left[cluster]);
     }
 
@@ -278,7 +357,7 @@ impl LayerSummary for SwarmLayer {
         let activated = lock(&self.activated).as_ref().map_or(0, Vec::capacity) * size_of::<u32>();
         self.waiting.bytes()
             + clusters.members.bytes_for(own)
-            + clusters.keys.bytes_for(own)
+            + clusters.key_bytes(own)
             + recent.bytes_once(own, recent.slots())
             + activated
     }
@@ -286,13 +365,15 @@ impl LayerSummary for SwarmLayer {
     fn bytes_for(&self, groups: usize) -> usize {
         let Some(clusters) = &self.clusters else { return 0 };
         let waiting = self.waiting_tokens(groups);
-        let most = clusters.members.clusters_for(waiting, self.memberships());
+        let most = self.clusters_for(clusters, waiting);
+        let scratch = if groups > 0 { clusters.scratch_bytes(most, &self.shape) } else { 0 };
         let activated = (most + waiting) * size_of::<u32>();
         self.waiting.bytes_for(groups)
             + clusters.members.bytes_for(most)
-            + clusters.keys.bytes_for(most)
+            + clusters.key_bytes(most)
             + clusters.recent.bytes_once(most, waiting)
             + activated
+            + scratch
     }
 
     fn has_clusters(&self) -> bool {
@@ -303,7 +384,7 @@ impl LayerSummary for SwarmLayer {
         let activated = lock(&self.activated).take();
         let waiting = self.waiting_tokens(0);
         let excess = waiting.saturating_sub(WINDOW);
-        let memberships = self.memberships();
+        let (memberships, mean_size) = (self.memberships(), self.mean_size);
         let Some(clusters) = &mut self.clusters else { return Ok(Vec::new()) };
         if let Some(activated) = activated {
             clusters.record(&activated)?;
@@ -314,11 +395,11 @@ impl LayerSummary for SwarmLayer {
         let start = self.waiting.groups().start;
         let end = start + excess.div_ceil(group_tokens);
         for group in start..end {
-            let first = group * group_tokens;
-            let mut rows = Vec::with_capacity(group_tokens * width);
-            self.waiting.rows(first..first + group_tokens, None, &mut rows);
-            let rows: Vec<&[f32]> = rows.chunks_exact(width).collect();
-            clusters.take_in(&rows, first as u32, (group - start) * group_tokens, memberships)?;
+            let mut rows = Vec::new();
+            self.waiting.rows(group, &mut rows);
+            let (first, slot) = (group * group_tokens, (group - start) * group_tokens);
+            let rows = rows.chunks_exact(width).collect();
+            clusters.take_in(&LeavingGroup { rows, tokens: group_tokens, first, slot, memberships, mean_size })?;
         }
         clusters.recent.remove_slots((end - start) * group_tokens);
         self.waiting.forget_before(end);
@@ -336,13 +417,14 @@ impl LayerSummary for SwarmLayer {
         let stored = self.memberships();
         // In the worst case each token is the medoid of a cluster.
         let lists = 3 * ClusterLists::bytes_for(tokens, tokens * stored);
-        let row = 2 * self.shape.width() + self.max_size() + 16;
+        let row = self.max_size() + 2 + if self.by_members { 0 } else { self.shape.width() / 2 + 3 };
         let build = MedoidClustering::bytes_for(tokens, queries, stored);
         let [fewest, most] = CALIBRATED_ENTRIES;
         let pairs = CALIBRATED_PAIRS.min(most * tokens).max(fewest * tokens);
         // A pair takes 24 bytes, and a vector that grows twice that.
         let calibration = ClusterMaintenance::bytes_for(tokens, most, queries) + pairs * 64;
-        let assignment = tokens * row * size_of::<f32>();
+        let built = tokens * row * size_of::<f32>() + ClusterMaintenance::bytes_for(tokens, 0, STEPS);
+        let assignment = MedoidClusters::assign_bytes_for(tokens, tokens * stored, self.shape.width()) + built;
         let phases = [weight_bytes(tokens, &self.shape), build, calibration, assignment];
         let activated = queries * (tokens / 34 + 1) * size_of::<u32>();
         let kept = CoActivation::bytes_for(tokens, queries) + activated + lists;
@@ -352,7 +434,7 @@ impl LayerSummary for SwarmLayer {
     fn profile(&mut self, profile: &QueryProfile<'_>) -> Result<()> {
         let clusters = self.build(profile)?;
         self.clusters = Some(clusters);
-        self.waiting = SealedKeys::new(self.shape, profile.keys.groups().end);
+        self.waiting = WindowGroups::new(self.shape, profile.keys.groups().end, !self.by_members);
         *lock(&self.activated) = None;
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Tests of the upkeep of a layer: which clusters new tokens join, and what a cut leaves.
 
 use super::selector::Swarm;
-use super::summary::{SwarmLayer, SwarmSpec};
+use super::summary::{ProfiledClusters, SwarmLayer, SwarmSpec, Unactivated};
 use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions, HeadSharing};
 use crate::retrieval::entry_selector::{EntryRequest, EntrySelector};
 use crate::retrieval::head_aggregation::HeadAggregation;
@@ -55,7 +55,7 @@ fn clusters_of(layer: &SwarmLayer, token: u32) -> Vec<usize> {
 }
 
 #[test]
-fn tokens_join_the_clusters_of_their_steps_before_those_of_their_keys() {
+fn tokens_join_the_clusters_of_their_steps_before_those_of_their_age() {
     let mut layer = profiled(ChosenBy::Members);
     let members = &layer.clusters().unwrap().members;
     let clusters = members.len();
@@ -82,6 +82,34 @@ fn tokens_join_the_clusters_of_their_steps_before_those_of_their_keys() {
     assert_eq!(clusters_of(&layer, first), [of_steps]);
     assert!(!clusters_of(&layer, first + 1).contains(&of_steps) && !clusters_of(&layer, first + 1).is_empty());
     assert!(clusters_of(&layer, first + 4).is_empty());
+}
+
+#[test]
+fn tokens_that_no_step_activated_join_by_key_or_form_clusters_of_neighbours() {
+    for chosen_by in [ChosenBy::Representative, ChosenBy::Members] {
+        let mut layer = profiled(chosen_by);
+        let clusters = layer.clusters().unwrap().members.len();
+        for group in GROUPS..GROUPS + 74 {
+            push(&mut layer, (group * 4..group * 4 + 4).map(key));
+            layer.advance().unwrap();
+        }
+        // Of 296 tokens, 256 wait.
+        let first = GROUPS as u32 * 4;
+        let opened: Vec<usize> = (first..first + 40).map(|token| clusters_of(&layer, token)[0]).collect();
+        match chosen_by {
+            ChosenBy::Representative => assert!(opened.iter().any(|cluster| *cluster < clusters)),
+            ChosenBy::Members => {
+                assert!(opened.iter().enumerate().all(|(at, cluster)| *cluster == clusters + at / 8), "{opened:?}");
+                // Neither the window nor the medoids have keys.
+                let has_keys = matches!(layer.clusters().unwrap().unactivated, Unactivated::Key(_));
+                assert!(!has_keys && layer.waiting().bytes() == 0);
+            }
+        }
+        // A cut that shortens the newest cluster begins another one.
+        layer.truncate(GROUPS + 3);
+        push(&mut layer, (0..4).map(|_| [0.0; 2]));
+        assert!(clusters_of(&layer, first + 11).len() == 1 && clusters_of(&layer, first + 12).is_empty());
+    }
 }
 
 #[test]
@@ -118,10 +146,15 @@ fn a_cluster_whose_medoid_is_cut_keeps_its_key() {
     let cut = cut.unwrap();
     let is_left = |at: &usize| members.of(*at).iter().any(|token| *token < cut);
     let left: Vec<usize> = (0..members.len()).filter(is_left).collect();
-    let keys: Vec<f32> = left.iter().flat_map(|at| before.keys.vectors()[at * 2..at * 2 + 2].to_vec()).collect();
+    let key_of = |clusters: &ProfiledClusters, at: usize| match &clusters.unactivated {
+        Unactivated::Key(keys) => keys.key(at),
+        Unactivated::Age(_) => panic!("medoids choose by their keys"),
+    };
+    let keys: Vec<Vec<f32>> = left.iter().map(|at| key_of(before, *at)).collect();
     layer.truncate(cut as usize / 4);
     let after = layer.clusters().unwrap();
-    assert_eq!((after.members.len(), after.keys.vectors()), (left.len(), keys.as_slice()));
+    assert_eq!(after.members.len(), left.len());
+    assert!(keys.iter().enumerate().all(|(at, key)| *key == key_of(after, at)));
     assert!((0..cut).all(|token| !clusters_of(&layer, token).is_empty()));
     assert!((cut..4 * GROUPS as u32).all(|token| clusters_of(&layer, token).is_empty()));
     // A new token of the same number is another one: it waits.

@@ -1,7 +1,7 @@
 //! Selection of single tokens by exact scores.
 
 use crate::error::Result;
-use crate::retrieval::cluster_choice::take_tokens;
+use crate::retrieval::cluster_choice::{take_tokens, token_choice_bytes};
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
 use crate::retrieval::exact::summary::{Exact, ExactSpec};
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
@@ -33,6 +33,11 @@ impl Selector for ExactTokens {
 impl EntrySelector for ExactTokens {
     fn covered_groups(&self, summaries: &[&dyn LayerSummary]) -> Result<usize> {
         summary_as::<Exact>(summaries).map(LayerSummary::groups)
+    }
+
+    fn choose_bytes(&self, _: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<usize> {
+        let group = ask.shape.key_dim * ask.shape.group_tokens * size_of::<f32>();
+        Ok(token_choice_bytes(ask) + group)
     }
 
     fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries> {

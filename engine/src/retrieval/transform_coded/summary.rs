@@ -93,6 +93,14 @@ impl Codes {
         (columns, score)
     }
 
+    /// Returns the most bytes that [`Self::scorer`] allocates for this many lanes.
+    pub(crate) fn scorer_bytes(&self, lanes: usize) -> usize {
+        let entries = 256 * self.book.code_bytes() * lanes.max(1);
+        let weights = 2 * self.book.dims() * lanes.max(16);
+        // Tables of f32, and those that are made of them.
+        (2 * entries + weights) * size_of::<f32>() + self.book.code_bytes() * size_of::<HalfPrecisionTables>()
+    }
+
     /// Returns the function for one column, which scores sixteen tokens at a time if that is faster.
     fn halves(&self, tables: &[f32], columns: usize) -> Option<(CodeSums, Vec<HalfPrecisionTables>)> {
         let sums = code_sums().filter(|_| columns == 1 && matches!(self.book.code_bytes(), 4 | 8))?;

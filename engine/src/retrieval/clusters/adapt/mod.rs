@@ -18,13 +18,16 @@
 //! - Centroid and variance describe the members, without the buffer.
 //! - A split that is due comes before the next entry. The result depends on the order of entries and steps alone.
 
+use super::centroids::{CentroidPrecision, Centroids};
 use super::cluster_stats::ClusterStats;
 use super::key_matrix::check_keys;
 use super::kmeans::two_means;
 use super::lists::ClusterLists;
 use super::random::SeededRandom;
 use crate::error::{Error, ErrorKind, Result};
-use crate::kernels::lower_distances;
+use crate::retrieval::scaled_rows::ScaledRows;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// Limits of adaptive clusters.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,11 +42,20 @@ pub struct AdaptOptions {
     pub min_split: usize,
     /// The seed of 2-means.
     pub seed: u64,
+    /// The elements in which centroids are kept. Halves round each time that a centroid moves.
+    pub precision: CentroidPrecision,
 }
 
 impl Default for AdaptOptions {
     fn default() -> Self {
-        Self { threshold: f64::MAX, max_size: 64, buffer_limit: 16, min_split: 4, seed: 0 }
+        Self {
+            threshold: f64::MAX,
+            max_size: 64,
+            buffer_limit: 16,
+            min_split: 4,
+            seed: 0,
+            precision: CentroidPrecision::Single,
+        }
     }
 }
 
@@ -72,19 +84,24 @@ pub struct SplitRequest {
 pub struct AdaptiveClusters {
     dim: usize,
     options: AdaptOptions,
-    centroids: Vec<f32>,
+    centroids: Centroids,
     stats: Vec<ClusterStats>,
     members: Vec<Vec<u32>>,
-    /// Entries that wait for the split of a flagged cluster.
-    buffers: Vec<Vec<u32>>,
-    flagged: Vec<bool>,
+    /// The capacity of all lists of members.
+    member_capacity: usize,
+    /// The entries that wait for the split of each flagged cluster, at least one for each.
+    buffers: BTreeMap<u32, Vec<u32>>,
     in_memory: Vec<bool>,
     /// The clusters of this step's retrieval that are not yet looked at.
     retrieved: Vec<u32>,
     due: Option<u32>,
     splits: u64,
-    distances: Vec<f32>,
 }
+
+/// Room for members that a list gains when it is full.
+const MEMBERS_STEP: usize = 4;
+/// Bytes of an entry in a buffer, with its share of the tree.
+const BUFFERED_BYTES: usize = 128;
 
 impl AdaptiveClusters {
     /// Returns the clusters of an initial partition of keys `[entries, dim]`.
@@ -101,33 +118,76 @@ impl AdaptiveClusters {
         if let Some(entry) = initial.iter().flatten().find(|entry| **entry as usize >= entries) {
             return refused(format!("entry {entry} is a member, but there are keys of {entries} entries"));
         }
-        let (mut stats, mut centroids) = (vec![ClusterStats::default(); initial.len()], vec![0.0; initial.len() * dim]);
-        for ((members, stats), centroid) in initial.iter().zip(&mut stats).zip(centroids.chunks_exact_mut(dim)) {
-            members.iter().for_each(|entry| stats.add(centroid, &keys[*entry as usize * dim..][..dim]));
+        let mut stats = vec![ClusterStats::default(); initial.len()];
+        let (mut centroids, mut centroid) =
+            (Centroids::with_capacity(dim, initial.len(), options.precision), vec![0.0; dim]);
+        for (members, stats) in initial.iter().zip(&mut stats) {
+            centroid.fill(0.0);
+            members.iter().for_each(|entry| stats.add(&mut centroid, &keys[*entry as usize * dim..][..dim]));
+            centroids.push(&centroid);
         }
+        let members: Vec<Vec<u32>> = initial.iter().map(<[u32]>::to_vec).collect();
         Ok(Self {
             dim,
             options,
             centroids,
             stats,
-            members: initial.iter().map(<[u32]>::to_vec).collect(),
-            buffers: vec![Vec::new(); initial.len()],
-            flagged: vec![false; initial.len()],
+            member_capacity: members.iter().map(Vec::capacity).sum(),
+            members,
+            buffers: BTreeMap::new(),
             in_memory: vec![false; initial.len()],
             retrieved: Vec::new(),
             due: None,
             splits: 0,
-            distances: Vec::new(),
         })
     }
 
-    /// Returns the bytes of the state of this many clusters and entries.
+    /// Returns the most bytes of the state of this many clusters and entries, right after it was made.
     #[must_use]
-    pub fn bytes_for(clusters: usize, dim: usize, entries: usize) -> usize {
-        let per_cluster = size_of::<ClusterStats>() + 2 * size_of::<Vec<u32>>() + size_of::<f32>() + 8;
-        let centroids = clusters.saturating_mul(dim).saturating_mul(size_of::<f32>());
-        let members = entries.saturating_mul(2 * size_of::<u32>());
-        centroids.saturating_add(clusters.saturating_mul(per_cluster)).saturating_add(members)
+    pub fn bytes_for(clusters: usize, dim: usize, entries: usize, precision: CentroidPrecision) -> usize {
+        Centroids::bytes_for(clusters, dim, precision)
+            .saturating_add(clusters.saturating_mul(Self::cluster_bytes()))
+            .saturating_add(entries.saturating_mul(size_of::<u32>()))
+    }
+
+    /// Returns the bytes of a cluster without its centroid and its members.
+    fn cluster_bytes() -> usize {
+        // A retrieved cluster is listed as well.
+        size_of::<ClusterStats>() + size_of::<Vec<u32>>() + size_of::<bool>() + size_of::<u32>()
+    }
+
+    /// Returns the bytes that it takes in memory.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.centroids.bytes()
+            + self.stats.capacity() * size_of::<ClusterStats>()
+            + self.members.capacity() * size_of::<Vec<u32>>()
+            + self.in_memory.capacity()
+            + (self.retrieved.capacity() + self.member_capacity) * size_of::<u32>()
+            + self.buffered() * BUFFERED_BYTES
+    }
+
+    /// Returns the most bytes that it takes once it has `clusters` clusters, `more` entries more than now, and no
+    /// expected keys.
+    #[must_use]
+    pub fn bytes_once(&self, clusters: usize, more: usize) -> usize {
+        // Lists of clusters grow by a quarter, and lists of members by a few.
+        let room = if clusters > self.len() { clusters + clusters / 4 + 1 } else { clusters };
+        let held = self.stats.capacity().max(self.members.capacity()).max(self.in_memory.capacity());
+        let retrieved = clusters.max(self.retrieved.capacity()) * size_of::<u32>();
+        let members = self.member_capacity + (more + clusters - self.len().min(clusters)) * MEMBERS_STEP;
+        let buffers = (self.buffered() + more.min(self.options.buffer_limit.max(1))) * BUFFERED_BYTES;
+        self.centroids.bytes_once(clusters)
+            + room.max(held) * Self::cluster_bytes()
+            + members * size_of::<u32>()
+            + retrieved
+            + buffers
+    }
+
+    /// Returns the most bytes that expected keys take ([`Self::expect`]).
+    #[must_use]
+    pub fn expected_bytes(clusters: usize, dim: usize) -> usize {
+        Centroids::expected_bytes(clusters, dim)
     }
 
     /// Returns a quantile of the variances of the clusters: the threshold of a KV head.
@@ -165,8 +225,26 @@ impl AdaptiveClusters {
         self.check_nothing_due()?;
         self.in_memory.fill(false);
         retrieved.iter().for_each(|cluster| self.in_memory[*cluster as usize] = true);
-        self.retrieved = retrieved.iter().rev().copied().collect();
+        self.retrieved.clear();
+        self.retrieved.reserve_exact(retrieved.len());
+        self.retrieved.extend(retrieved.iter().rev());
         Ok(())
+    }
+
+    /// Compares the next keys `[count, dim]` with all clusters at once, which reads each centroid once for all of them.
+    /// Appending them in this order then costs less. Nothing else changes. Only the first sixteen keys count.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the keys are not whole, finite and at most 1e15. Nothing changed.
+    pub fn expect(&mut self, keys: &[f32]) -> Result<()> {
+        check_keys("adaptive clusters", keys, self.dim)?;
+        self.centroids.expect(keys);
+        Ok(())
+    }
+
+    /// Forgets the expected keys, and gives their memory back.
+    pub fn forget_expected(&mut self) {
+        self.centroids.forget_expected();
     }
 
     /// Takes in a new entry and its key.
@@ -180,17 +258,19 @@ impl AdaptiveClusters {
         }
         check_keys("adaptive clusters", key, self.dim)?;
         self.check_nothing_due()?;
-        let cluster = self.nearest(key);
-        let centroid = &mut self.centroids[cluster * self.dim..][..self.dim];
+        let cluster = self.centroids.nearest(key);
+        let mut centroid = vec![0.0; self.dim];
+        self.centroids.read(cluster, &mut centroid);
         let stats = &mut self.stats[cluster];
         let has_room = (stats.size() as usize) < self.options.max_size;
-        if !self.flagged[cluster] && has_room && stats.variance_with(centroid, key) <= self.options.threshold {
-            stats.add(centroid, key);
-            self.members[cluster].push(entry);
+        let is_flagged = self.buffers.contains_key(&(cluster as u32));
+        if !is_flagged && has_room && stats.variance_with(&centroid, key) <= self.options.threshold {
+            stats.add(&mut centroid, key);
+            self.centroids.set(cluster, &centroid);
+            self.add_member(cluster, entry);
             return Ok(Adaptation::Joined(cluster as u32));
         }
-        self.buffers[cluster].push(entry);
-        self.flagged[cluster] = true;
+        self.buffers.entry(cluster as u32).or_default().push(entry);
         if self.in_memory[cluster] {
             self.due = Some(cluster as u32);
             return Ok(Adaptation::SplitDue(cluster as u32));
@@ -205,7 +285,7 @@ impl AdaptiveClusters {
     pub fn next_split(&mut self) -> Option<SplitRequest> {
         if self.due.is_none() {
             while let Some(cluster) = self.retrieved.pop() {
-                if self.flagged[cluster as usize] {
+                if self.buffers.contains_key(&cluster) {
                     self.due = Some(cluster);
                     break;
                 }
@@ -213,9 +293,8 @@ impl AdaptiveClusters {
         }
         let buffered = self.buffered();
         if self.due.is_none() && buffered > 0 && buffered >= self.options.buffer_limit {
-            let fullest =
-                (0..self.len()).max_by_key(|cluster| (self.buffers[*cluster].len(), std::cmp::Reverse(*cluster)));
-            self.due = fullest.map(|cluster| cluster as u32);
+            let fullest = self.buffers.iter().max_by_key(|(cluster, own)| (own.len(), std::cmp::Reverse(**cluster)));
+            self.due = fullest.map(|(cluster, _)| *cluster);
         }
         self.due.map(|cluster| SplitRequest { cluster, must_load: !self.in_memory[cluster as usize] })
     }
@@ -267,9 +346,12 @@ impl AdaptiveClusters {
         for (cluster, members) in self.members.iter_mut().enumerate() {
             members.retain(|entry| *entry < entries);
             self.stats[cluster].shrink(members.len() as u32);
-            self.buffers[cluster].retain(|entry| *entry < entries);
-            self.flagged[cluster] &= !self.buffers[cluster].is_empty();
+            if members.is_empty() {
+                self.centroids.leave_out(cluster);
+            }
         }
+        self.buffers.values_mut().for_each(|buffer| buffer.retain(|entry| *entry < entries));
+        self.buffers.retain(|_, buffer| !buffer.is_empty());
     }
 
     /// Returns the number of clusters.
@@ -289,7 +371,10 @@ impl AdaptiveClusters {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: there is no such cluster.
     pub fn members(&self, cluster: u32) -> Result<&[u32]> {
-        self.list(&self.members, cluster)
+        match self.members.get(cluster as usize) {
+            Some(members) => Ok(members),
+            None => refused(format!("cluster {cluster} of {}", self.len())),
+        }
     }
 
     /// Returns the entries that wait in the buffer of a cluster.
@@ -297,13 +382,19 @@ impl AdaptiveClusters {
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: there is no such cluster.
     pub fn buffer(&self, cluster: u32) -> Result<&[u32]> {
-        self.list(&self.buffers, cluster)
+        self.members(cluster)?;
+        Ok(self.buffers.get(&cluster).map_or(&[], Vec::as_slice))
+    }
+
+    /// Returns the entries of all buffers, by rising cluster.
+    pub fn buffered_entries(&self) -> impl Iterator<Item = u32> {
+        self.buffers.values().flatten().copied()
     }
 
     /// Returns the number of entries in all buffers.
     #[must_use]
     pub fn buffered(&self) -> usize {
-        self.buffers.iter().map(Vec::len).sum()
+        self.buffers.values().map(Vec::len).sum()
     }
 
     /// Returns size and variance of each cluster.
@@ -314,16 +405,29 @@ impl AdaptiveClusters {
 
     /// Returns the centroids `[clusters, dim]`.
     #[must_use]
-    pub fn centroids(&self) -> &[f32] {
-        &self.centroids
+    pub fn centroids(&self) -> Cow<'_, [f32]> {
+        if let Some(rows) = self.centroids.single() {
+            return Cow::Borrowed(rows);
+        }
+        let mut rows = vec![0.0; self.len() * self.dim];
+        rows.chunks_exact_mut(self.dim).enumerate().for_each(|(at, row)| self.centroids.read(at, row));
+        Cow::Owned(rows)
     }
 
-    /// Returns the list of a cluster, from the lists of all clusters.
-    fn list<'a>(&self, lists: &'a [Vec<u32>], cluster: u32) -> Result<&'a [u32]> {
-        match lists.get(cluster as usize) {
-            Some(list) => Ok(list),
-            None => refused(format!("cluster {cluster} of {}", self.len())),
+    /// Returns the centroids as they are kept, if these are halves.
+    pub(crate) fn half_centroids(&self) -> Option<&ScaledRows> {
+        self.centroids.half()
+    }
+
+    /// Adds an entry to a cluster.
+    fn add_member(&mut self, cluster: usize, entry: u32) {
+        let members = &mut self.members[cluster];
+        let capacity = members.capacity();
+        if members.len() == capacity {
+            members.reserve_exact(MEMBERS_STEP);
         }
+        members.push(entry);
+        self.member_capacity = self.member_capacity - capacity + self.members[cluster].capacity();
     }
 
     fn check_nothing_due(&self) -> Result<()> {
@@ -331,17 +435,6 @@ impl AdaptiveClusters {
             None => Ok(()),
             Some(cluster) => refused(format!("a split of cluster {cluster} is due before this call")),
         }
-    }
-
-    /// Returns the cluster with the nearest centroid, ties by the lower cluster.
-    fn nearest(&mut self, key: &[f32]) -> usize {
-        self.distances.clear();
-        self.distances.resize(self.stats.len(), f32::INFINITY);
-        lower_distances(&self.centroids, key, &mut self.distances);
-        let has_members = |cluster: usize| self.stats[cluster].size() > 0;
-        let nearest = self.distances.iter().enumerate().filter(|(cluster, _)| has_members(*cluster));
-        let nearest = nearest.min_by(|a, b| a.1.total_cmp(b.1));
-        nearest.map_or(0, |(cluster, _)| cluster)
     }
 
     /// Divides keys `[count, dim]` by 2-means, until each part is within the limits. Returns the indices of each part.
@@ -373,26 +466,33 @@ impl AdaptiveClusters {
         stats.variance()
     }
 
-    /// Adds an empty cluster in memory.
+    /// Adds an empty cluster in memory, which is filled next.
     fn open(&mut self) -> usize {
+        let clusters = self.len();
+        if self.stats.capacity() == clusters || self.members.capacity() == clusters {
+            self.stats.reserve_exact(1 + clusters / 4);
+            self.members.reserve_exact(1 + clusters / 4);
+            self.in_memory.reserve_exact(1 + clusters / 4);
+        }
         self.stats.push(ClusterStats::default());
-        self.centroids.resize(self.centroids.len() + self.dim, 0.0);
         self.members.push(Vec::new());
-        self.buffers.push(Vec::new());
-        self.flagged.push(false);
         self.in_memory.push(true);
-        self.stats.len() - 1
+        clusters
     }
 
     /// Makes a part of the split entries the members of a cluster.
     fn fill(&mut self, cluster: usize, part: &[u32], entries: &[u32], keys: &[f32]) {
-        let centroid = &mut self.centroids[cluster * self.dim..][..self.dim];
-        centroid.fill(0.0);
-        self.stats[cluster] = ClusterStats::default();
-        part.iter().for_each(|at| self.stats[cluster].add(centroid, &keys[*at as usize * self.dim..][..self.dim]));
-        self.members[cluster] = part.iter().map(|at| entries[*at as usize]).collect();
-        self.buffers[cluster] = Vec::new();
-        self.flagged[cluster] = false;
+        let (mut stats, mut centroid) = (ClusterStats::default(), vec![0.0; self.dim]);
+        part.iter().for_each(|at| stats.add(&mut centroid, &keys[*at as usize * self.dim..][..self.dim]));
+        self.stats[cluster] = stats;
+        match cluster == self.centroids.len() {
+            true => self.centroids.push(&centroid),
+            false => self.centroids.set(cluster, &centroid),
+        }
+        let members: Vec<u32> = part.iter().map(|at| entries[*at as usize]).collect();
+        self.member_capacity = self.member_capacity - self.members[cluster].capacity() + members.capacity();
+        self.members[cluster] = members;
+        self.buffers.remove(&(cluster as u32));
         self.in_memory[cluster] = true;
     }
 }

@@ -121,8 +121,43 @@ fn entries_of_a_cluster_that_does_not_exist_are_refused() {
     }
 }
 
-/// Appends keys in steps. Each step retrieves the clusters of its bits.
-fn grow(keys: &[f32], dim: usize, retrieved: &[u64], per_step: usize, options: AdaptOptions) -> AdaptiveClusters {
+#[test]
+fn a_state_takes_at_most_the_bytes_that_it_announced() {
+    let keys: Vec<f32> = (0..900).map(|at| (at * 37 % 101) as f32).collect();
+    for precision in [CentroidPrecision::Single, CentroidPrecision::Half] {
+        let options = AdaptOptions { threshold: 9.0, max_size: 12, buffer_limit: 3, precision, ..Default::default() };
+        let first = ClusterLists::from_assignment(&(0..60).map(|at| at % 7).collect::<Vec<u32>>(), 7).unwrap();
+        let most = AdaptiveClusters::bytes_for(7, 3, 60, precision);
+        let mut clusters = AdaptiveClusters::new(&keys[..180], 3, &first, options).unwrap();
+        assert!(clusters.bytes() <= most && clusters.bytes() <= clusters.bytes_once(7, 0), "{most}");
+        for entry in 60..300_u32 {
+            let most = clusters.bytes_once(clusters.len() + 30, 1) + AdaptiveClusters::expected_bytes(300, 3);
+            clusters.begin_step(&[entry % 7]).unwrap();
+            if entry % 8 == 0 {
+                clusters.expect(&keys[entry as usize * 3..][..12]).unwrap();
+            }
+            clusters.append(entry, &keys[entry as usize * 3..][..3]).unwrap();
+            while let Some(request) = clusters.next_split() {
+                let due = clusters.entries_to_split(request.cluster).unwrap();
+                let rows: Vec<f32> = due.iter().flat_map(|at| &keys[*at as usize * 3..][..3]).copied().collect();
+                clusters.split(request.cluster, &rows).unwrap();
+            }
+            assert!(clusters.bytes() <= most, "entry {entry}: {} of {most}", clusters.bytes());
+        }
+        clusters.forget_expected();
+        assert!(clusters.bytes() <= clusters.bytes_once(clusters.len(), 0));
+    }
+}
+
+/// Appends keys in steps. Each step retrieves the clusters of its bits. If `expects`, the keys of a step are compared
+/// together.
+fn grow(
+    keys: &[f32],
+    dim: usize,
+    retrieved: &[u64],
+    (per_step, expects): (usize, bool),
+    options: AdaptOptions,
+) -> AdaptiveClusters {
     let first = ClusterLists::from_assignment(&[0, 1, 0, 1, 0, 1], 2).unwrap();
     let mut clusters = AdaptiveClusters::new(&keys[..6 * dim], dim, &first, options).unwrap();
     let entries: Vec<u32> = (6..(keys.len() / dim) as u32).collect();
@@ -131,6 +166,9 @@ fn grow(keys: &[f32], dim: usize, retrieved: &[u64], per_step: usize, options: A
         if (step * per_step).is_multiple_of(4) {
             let chosen: Vec<u32> = (0..clusters.len() as u32).filter(|c| bits >> (c % 64) & 1 == 1).collect();
             clusters.begin_step(&chosen).unwrap();
+        }
+        if expects {
+            clusters.expect(&keys[entries[0] as usize * dim..][..entries.len() * dim]).unwrap();
         }
         for entry in entries {
             clusters.append(*entry, &keys[*entry as usize * dim..][..dim]).unwrap();
@@ -152,7 +190,7 @@ proptest! {
     ) {
         let keys = &keys[..keys.len() / 2 * 2];
         let options = AdaptOptions { threshold, max_size, buffer_limit, ..AdaptOptions::default() };
-        let clusters = grow(keys, 2, &retrieved, 1, options);
+        let clusters = grow(keys, 2, &retrieved, (1, false), options);
         let own = |cluster| clusters.entries_to_split(cluster).unwrap();
         let mut seen: Vec<u32> = (0..clusters.len() as u32).flat_map(own).collect();
         seen.sort_unstable();
@@ -174,8 +212,20 @@ proptest! {
             prop_assert!(is_initial || variance <= threshold + 1e-4 || members.len() < options.min_split);
         }
         // The same entries and steps give the same clusters, however the entries are cut into pieces.
-        let again = grow(keys, 2, &retrieved, 4, options);
-        prop_assert_eq!(again.centroids(), clusters.centroids());
-        prop_assert_eq!(&again.members, &clusters.members);
+        for expects in [false, true] {
+            let again = grow(keys, 2, &retrieved, (4, expects), options);
+            prop_assert_eq!(again.centroids(), clusters.centroids());
+            prop_assert_eq!(&again.members, &clusters.members);
+        }
+        // Halves round by 2^-11 each time that a centroid moves.
+        let halves = AdaptOptions { precision: CentroidPrecision::Half, ..options };
+        let [one, four] = [1, 4].map(|per_step| grow(keys, 2, &retrieved, (per_step, per_step > 1), halves));
+        prop_assert_eq!((one.centroids(), &one.members), (four.centroids(), &four.members));
+        for (members, centroid) in one.members.iter().zip(one.centroids().chunks(2)) {
+            for d in 0..2 {
+                let sum: f32 = members.iter().map(|entry| keys[*entry as usize * 2 + d]).sum();
+                prop_assert!((sum / members.len() as f32 - centroid[d]).abs() < 0.02, "{members:?}");
+            }
+        }
     }
 }

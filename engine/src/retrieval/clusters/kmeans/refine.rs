@@ -1,7 +1,8 @@
 //! Passes of Lloyd's algorithm that compare a point only with the centroids near its own.
 //!
 //! 1. Each centroid has a list of its nearest centroids, itself included.
-//! 2. Each point joins the nearest centroid of its own centroid's list.
+//! 2. Each point joins the nearest centroid of its own centroid's list. The points of a cluster are compared side by
+//!    side, so that centroids are read where they are.
 //! 3. Centroids become means. The lists are made again every third pass.
 //!
 //! A full pass compares each point with all k centroids. A pass here compares it with [`NEAR`] of them, and the lists
@@ -9,9 +10,12 @@
 //!
 //! Invariant: a point joins a centroid only if it is at least as near as its own.
 
-use super::points::{NearestCentroids, PointRows, update};
-use crate::kernels::{multiply_add, squared_norms, transpose};
+use super::points::{PointRows, update};
+use crate::kernels::{
+    POINTS, PointLanes, indexed_point_products, lower_to_nearest, multiply_add, point_block, squared_norms, transpose,
+};
 use crate::retrieval::clusters::lists::ClusterLists;
+use crate::retrieval::top_k::highest;
 
 /// Centroids of a list.
 const NEAR: usize = 64;
@@ -23,47 +27,74 @@ const BATCH: usize = 64;
 /// Improves centroids `[clusters, dim]` and the cluster of each point by `passes` passes.
 pub(super) fn refine(points: PointRows<'_>, assignment: &mut [u32], centroids: &mut [f32], passes: usize) {
     let clusters = centroids.len() / points.dim;
-    let (mut near, mut nearest) = (Vec::new(), NearestCentroids::default());
-    let (mut joined, mut rows, count) = (Vec::new(), Vec::new(), NEAR.min(clusters));
+    let (mut near, count) = (Vec::new(), NEAR.min(clusters));
+    let mut scratch = NearScratch::new(points.dim, count);
+    let mut norms = vec![0.0; clusters];
     for pass in 0..passes {
+        squared_norms(centroids, points.dim, &mut norms);
         if pass % PASSES_PER_LIST == 0 {
-            near = near_centroids(PointRows::new(centroids, points.dim), count);
+            near = near_centroids(PointRows::new(centroids, points.dim), &norms, count);
         }
         let lists = ClusterLists::of_partition(assignment, clusters);
         for (members, near) in lists.iter().zip(near.chunks_exact(count)) {
-            PointRows::new(centroids, points.dim).gather_into(near, &mut rows);
-            nearest.set(PointRows::new(&rows, points.dim));
-            joined.resize(members.len(), 0);
-            points.gather_into(members, &mut rows);
-            nearest.assign(PointRows::new(&rows, points.dim), &mut joined);
-            members.iter().zip(&joined).for_each(|(at, of)| assignment[*at as usize] = near[*of as usize]);
+            scratch.assign(points, members, (centroids, &norms, near), assignment);
         }
         update(points, assignment, centroids);
     }
 }
 
+/// The points of a cluster side by side, and their products with the centroids of a list.
+struct NearScratch {
+    rows: Vec<f32>,
+    block: Vec<PointLanes>,
+    products: Vec<PointLanes>,
+    norms: Vec<f32>,
+}
+
+impl NearScratch {
+    fn new(dim: usize, count: usize) -> Self {
+        let rows = Vec::with_capacity(POINTS * dim);
+        Self { rows, block: vec![[0.0; POINTS]; dim], products: vec![[0.0; POINTS]; count], norms: Vec::new() }
+    }
+
+    /// Assigns each member to the nearest of the `near` centroids, ties by the lower one.
+    fn assign(
+        &mut self,
+        points: PointRows<'_>,
+        members: &[u32],
+        (centroids, norms, near): (&[f32], &[f32], &[u32]),
+        assignment: &mut [u32],
+    ) {
+        self.norms.clear();
+        self.norms.extend(near.iter().map(|centroid| norms[*centroid as usize]));
+        for members in members.chunks(POINTS) {
+            points.gather_into(members, &mut self.rows);
+            point_block(&self.rows, &mut self.block);
+            indexed_point_products(&self.block, centroids, near, &mut self.products);
+            let (mut least, mut nearest) = ([f32::INFINITY; POINTS], [0; POINTS]);
+            lower_to_nearest(&self.products, &self.norms, 0, &mut least, &mut nearest);
+            members.iter().zip(nearest).for_each(|(at, of)| assignment[*at as usize] = near[of as usize]);
+        }
+    }
+}
+
 /// Returns the `count` nearest centroids of each centroid, itself included, in rising order.
-fn near_centroids(centroids: PointRows<'_>, count: usize) -> Vec<u32> {
+fn near_centroids(centroids: PointRows<'_>, norms: &[f32], count: usize) -> Vec<u32> {
     let (clusters, dim) = (centroids.len(), centroids.dim);
-    let mut norms = vec![0.0; clusters];
-    squared_norms(centroids.rows, dim, &mut norms);
     let mut transposed = vec![0.0; centroids.rows.len()];
     transpose(centroids.rows, dim, &mut transposed);
-    let (mut near, mut products, mut order) = (Vec::with_capacity(clusters * count), Vec::new(), Vec::new());
+    let (mut near, mut products) = (Vec::with_capacity(clusters * count), Vec::new());
     for (batch, first) in centroids.rows.chunks(BATCH * dim).zip((0..).step_by(BATCH)) {
         products.clear();
         products.resize(batch.len() / dim * clusters, 0.0);
         multiply_add(&mut products, batch, &transposed, dim, clusters);
-        for (own, products) in (first..).zip(products.chunks_exact(clusters)) {
+        for (own, products) in (first..).zip(products.chunks_exact_mut(clusters)) {
+            // A score is the negative distance, without the norm of the centroid itself.
+            products.iter_mut().zip(norms).for_each(|(product, norm)| *product = 2.0 * *product - norm);
             // A centroid is its own nearest, also if rounding or an equal centroid says otherwise.
-            let distance = |at: usize| if at == own { f32::NEG_INFINITY } else { norms[at] - 2.0 * products[at] };
-            order.clear();
-            order.extend((0..clusters).map(|at| (distance(at), at as u32)));
-            if count < clusters {
-                order.select_nth_unstable_by(count, |a, b| a.0.total_cmp(&b.0).then(a.1.cmp(&b.1)));
-            }
+            products[own] = f32::INFINITY;
             let start = near.len();
-            near.extend(order[..count].iter().map(|(_, at)| *at));
+            near.extend(highest(products, count, |_| true).into_iter().map(|(_, at)| at as u32));
             near[start..].sort_unstable();
         }
     }
@@ -89,7 +120,9 @@ mod tests {
 
     #[test]
     fn lists_hold_the_nearest_centroids() {
-        let near = near_centroids(PointRows::new(&[0.0, 10.0, 11.0, 12.5, 30.0, 30.0], 1), 2);
-        assert_eq!(near, [0, 1, 1, 2, 1, 2, 2, 3, 4, 5, 4, 5]);
+        let centroids = PointRows::new(&[0.0, 10.0, 11.0, 12.5, 30.0, 30.0], 1);
+        let mut norms = vec![0.0; 6];
+        squared_norms(centroids.rows, 1, &mut norms);
+        assert_eq!(near_centroids(centroids, &norms, 2), [0, 1, 1, 2, 1, 2, 2, 3, 4, 5, 4, 5]);
     }
 }

@@ -1,0 +1,309 @@
+//! [`Centroids`]: the centroids of clusters, and which of them is nearest to a key.
+//!
+//! 1. The next keys are compared with all centroids at once ([`Centroids::expect`]). Centroids are read from memory
+//!    once for up to sixteen keys.
+//! 2. Each key asks for its nearest centroid ([`Centroids::nearest`]).
+//! 3. A centroid that changes in between is compared with the expected keys once more.
+//!
+//! The squared distance of key x to centroid c is compared as `|c|^2 - 2 x . c`, because `|x|^2` is the same for all
+//! centroids. Ties go to the lower centroid.
+//!
+//! Invariants:
+//! - The nearest centroid does not depend on which keys are expected together.
+//! - A centroid that is left out has an infinite norm.
+
+use crate::kernels::{POINTS, PointLanes, lower_to_nearest, point_block, point_products, squared_norms};
+use crate::retrieval::scaled_rows::ScaledRows;
+use crate::retrieval::summary_records::Records;
+
+/// Centroids that are widened at a time.
+const TILE: usize = 32;
+
+/// The elements in which centroids are kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CentroidPrecision {
+    /// f32.
+    #[default]
+    Single,
+    /// f16 with a power of two per centroid.
+    Half,
+}
+
+/// The centroids of clusters.
+#[derive(Clone, Debug)]
+pub(super) struct Centroids {
+    dim: usize,
+    rows: CentroidRows,
+    norms: Records<f32>,
+    expected: ExpectedKeys,
+}
+
+#[derive(Clone, Debug)]
+enum CentroidRows {
+    Single(Records<f32>),
+    Half(ScaledRows),
+}
+
+/// The next keys, with their products and their nearest centroids.
+#[derive(Clone, Debug, Default)]
+struct ExpectedKeys {
+    /// `[count, dim]`.
+    keys: Vec<f32>,
+    /// The keys that were asked for.
+    asked: usize,
+    /// `[dim]`, the keys side by side.
+    block: Vec<PointLanes>,
+    /// `[centroids]`.
+    products: Vec<PointLanes>,
+    least: PointLanes,
+    nearest: [u32; POINTS],
+}
+
+impl Centroids {
+    /// Returns no centroids, which have `dim` elements each, with room for `clusters` of them.
+    pub(super) fn with_capacity(dim: usize, clusters: usize, precision: CentroidPrecision) -> Self {
+        let rows = match precision {
+            CentroidPrecision::Single => {
+                let mut rows = Records::new(dim);
+                rows.reserve(clusters);
+                CentroidRows::Single(rows)
+            }
+            CentroidPrecision::Half => CentroidRows::Half(ScaledRows::with_capacity(dim, clusters)),
+        };
+        let mut norms = Records::new(1);
+        norms.reserve(clusters);
+        Self { dim, rows, norms, expected: ExpectedKeys::default() }
+    }
+
+    /// Returns the bytes of exactly this many centroids, without expected keys.
+    pub(super) fn bytes_for(clusters: usize, dim: usize, precision: CentroidPrecision) -> usize {
+        let per_cluster = match precision {
+            CentroidPrecision::Single => dim.saturating_mul(size_of::<f32>()),
+            CentroidPrecision::Half => dim.saturating_mul(size_of::<u16>()).saturating_add(size_of::<i8>()),
+        };
+        clusters.saturating_mul(per_cluster.saturating_add(size_of::<f32>()))
+    }
+
+    /// Returns the bytes that they take in memory.
+    pub(super) fn bytes(&self) -> usize {
+        let rows = match &self.rows {
+            CentroidRows::Single(rows) => rows.bytes(),
+            CentroidRows::Half(rows) => rows.bytes(),
+        };
+        let expected = &self.expected;
+        let lanes = (expected.block.capacity() + expected.products.capacity()) * size_of::<PointLanes>();
+        rows + self.norms.bytes() + lanes + expected.keys.capacity() * size_of::<f32>()
+    }
+
+    /// Returns the most bytes that they take once there are `clusters` of them, without expected keys.
+    pub(super) fn bytes_once(&self, clusters: usize) -> usize {
+        let more = clusters.saturating_sub(self.len());
+        let rows = match &self.rows {
+            CentroidRows::Single(rows) => rows.bytes_for(more),
+            CentroidRows::Half(rows) => rows.bytes_for(more),
+        };
+        rows + self.norms.bytes_for(more)
+    }
+
+    /// Returns the most bytes that expected keys take.
+    pub(super) fn expected_bytes(clusters: usize, dim: usize) -> usize {
+        // The block, the keys, and the rows of a tile. The products double when a centroid is added.
+        let rows = (2 * POINTS + TILE).saturating_mul(dim).saturating_mul(size_of::<f32>());
+        clusters.max(4).saturating_mul(2 * size_of::<PointLanes>()).saturating_add(rows)
+    }
+
+    /// Returns the number of centroids.
+    pub(super) fn len(&self) -> usize {
+        self.norms.count()
+    }
+
+    /// Writes a centroid.
+    pub(super) fn read(&self, at: usize, centroid: &mut [f32]) {
+        match &self.rows {
+            CentroidRows::Single(rows) => centroid.copy_from_slice(rows.slice(at..at + 1)),
+            CentroidRows::Half(rows) => rows.read(at, centroid),
+        }
+    }
+
+    /// Returns the centroids `[centroids, dim]`, if they are kept in f32.
+    pub(super) fn single(&self) -> Option<&[f32]> {
+        match &self.rows {
+            CentroidRows::Single(rows) => Some(rows.slice(0..rows.count())),
+            CentroidRows::Half(_) => None,
+        }
+    }
+
+    /// Returns the centroids, if they are kept in f16.
+    pub(super) fn half(&self) -> Option<&ScaledRows> {
+        match &self.rows {
+            CentroidRows::Single(_) => None,
+            CentroidRows::Half(rows) => Some(rows),
+        }
+    }
+
+    /// Adds a centroid.
+    pub(super) fn push(&mut self, centroid: &[f32]) {
+        match &mut self.rows {
+            CentroidRows::Single(rows) => rows.add().copy_from_slice(centroid),
+            CentroidRows::Half(rows) => rows.push(centroid),
+        }
+        self.norms.add();
+        self.changed(self.len() - 1);
+    }
+
+    /// Replaces a centroid, which counts from now on.
+    pub(super) fn set(&mut self, at: usize, centroid: &[f32]) {
+        match &mut self.rows {
+            CentroidRows::Single(rows) => rows.record_mut(at).copy_from_slice(centroid),
+            CentroidRows::Half(rows) => rows.set(at, centroid),
+        }
+        self.changed(at);
+    }
+
+    /// Leaves a centroid out, until it is replaced. Expected keys are forgotten.
+    pub(super) fn leave_out(&mut self, at: usize) {
+        self.norms.record_mut(at)[0] = f32::INFINITY;
+        self.forget_expected();
+    }
+
+    /// Takes note of a centroid that was replaced or added.
+    fn changed(&mut self, at: usize) {
+        let mut row = vec![0.0; self.dim];
+        self.read(at, &mut row);
+        squared_norms(&row, self.dim, self.norms.record_mut(at));
+        if self.expected.is_empty() {
+            return;
+        }
+        let mut product = [[0.0; POINTS]];
+        point_products(&self.expected.block, &row, &mut product);
+        self.expected.replace(at, product[0], self.norms.slice(0..self.norms.count()));
+    }
+
+    /// Compares the next keys `[count, dim]` with all centroids. At most sixteen of them are.
+    pub(super) fn expect(&mut self, keys: &[f32]) {
+        let keys = &keys[..keys.len().min(POINTS * self.dim)];
+        let expected = &mut self.expected;
+        expected.keys.clear();
+        expected.keys.extend_from_slice(keys);
+        expected.asked = 0;
+        expected.block.resize(self.dim, [0.0; POINTS]);
+        point_block(keys, &mut expected.block);
+        let count = self.norms.count();
+        expected.products.resize(count, [0.0; POINTS]);
+        match &self.rows {
+            CentroidRows::Single(rows) => {
+                point_products(&expected.block, rows.slice(0..count), &mut expected.products);
+            }
+            CentroidRows::Half(rows) => {
+                let mut tile = vec![0.0; TILE * self.dim];
+                for (first, products) in (0..).step_by(TILE).zip(expected.products.chunks_mut(TILE)) {
+                    let tile = &mut tile[..products.len() * self.dim];
+                    tile.chunks_exact_mut(self.dim).zip(first..).for_each(|(row, at)| rows.read(at, row));
+                    point_products(&expected.block, tile, products);
+                }
+            }
+        }
+        (expected.least, expected.nearest) = ([f32::INFINITY; POINTS], [0; POINTS]);
+        let norms = self.norms.slice(0..count);
+        lower_to_nearest(&expected.products, norms, 0, &mut expected.least, &mut expected.nearest);
+    }
+
+    /// Forgets the keys that are expected, and gives their memory back.
+    pub(super) fn forget_expected(&mut self) {
+        self.expected = ExpectedKeys::default();
+    }
+
+    /// Returns the nearest centroid, ties by the lower one. It is 0 if all are left out.
+    pub(super) fn nearest(&mut self, key: &[f32]) -> usize {
+        let at = self.expected.asked;
+        if self.expected.keys.get(at * self.dim..(at + 1) * self.dim) != Some(key) {
+            self.expect(key);
+        }
+        self.expected.asked += 1;
+        self.expected.nearest[self.expected.asked - 1] as usize
+    }
+}
+
+impl ExpectedKeys {
+    fn is_empty(&self) -> bool {
+        self.keys.is_empty()
+    }
+
+    /// Replaces the products of a centroid, or adds them behind the last one.
+    fn replace(&mut self, at: usize, products: PointLanes, norms: &[f32]) {
+        if at == self.products.len() {
+            self.products.push(products);
+        } else {
+            self.products[at] = products;
+        }
+        for (lane, product) in products.iter().enumerate().skip(self.asked) {
+            let distance = norms[at] - 2.0 * product;
+            let (least, nearest) = (self.least[lane], self.nearest[lane] as usize);
+            if distance < least || (distance == least && at <= nearest) {
+                (self.least[lane], self.nearest[lane]) = (distance, at as u32);
+            } else if nearest == at {
+                // The nearest centroid moved away, so that any other may be nearer.
+                (self.least[lane], self.nearest[lane]) = self.nearest_of_lane(lane, norms);
+            }
+        }
+    }
+
+    fn nearest_of_lane(&self, lane: usize, norms: &[f32]) -> (f32, u32) {
+        let mut found = (f32::INFINITY, 0);
+        for ((products, norm), at) in self.products.iter().zip(norms).zip(0..) {
+            let distance = norm - 2.0 * products[lane];
+            found = if distance < found.0 { (distance, at) } else { found };
+        }
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_nearest_centroid_is_that_of_the_definition(
+            elements in prop::collection::vec(-6_i8..6, 60 * 3), half in any::<bool>(), count in 1_usize..30,
+            changes in prop::collection::vec((0_usize..40, 0_usize..60, any::<bool>()), 0..60), together in 1_usize..20,
+        ) {
+            let row = |at: usize| elements[at % 60 * 3..][..3].iter().map(|x| f32::from(*x)).collect::<Vec<f32>>();
+            let precision = if half { CentroidPrecision::Half } else { CentroidPrecision::Single };
+            let mut found = Centroids::with_capacity(3, count, precision);
+            let mut expected: Vec<Option<Vec<f32>>> = (0..count).map(|at| Some(row(at))).collect();
+            (0..count).for_each(|at| found.push(&row(at)));
+            let keys: Vec<f32> = (0..changes.len()).flat_map(|at| row(at * 7 + 5)).collect();
+            for (step, (at, to, leaves)) in changes.iter().enumerate() {
+                if step % together == 0 {
+                    found.expect(&keys[step * 3..]);
+                }
+                match (*at, leaves) {
+                    (at, true) if at < expected.len() && step % 4 == 0 => {
+                        found.leave_out(at);
+                        expected[at] = None;
+                    }
+                    (at, _) if at < expected.len() => {
+                        found.set(at, &row(*to));
+                        expected[at] = Some(row(*to));
+                    }
+                    _ => {
+                        found.push(&row(*to));
+                        expected.push(Some(row(*to)));
+                    }
+                }
+                let key = &keys[step * 3..][..3];
+                let distance = |c: &Vec<f32>| c.iter().zip(key).map(|(c, x)| (c - x).powi(2)).sum::<f32>();
+                let each = expected.iter().enumerate().filter_map(|(at, c)| Some((distance(c.as_ref()?), at)));
+                let nearest = each.min_by(|a, b| a.0.total_cmp(&b.0)).map_or(0, |(_, at)| at);
+                prop_assert_eq!(found.nearest(key), nearest, "step {}", step);
+            }
+            let (mut last, at) = ([0.0; 3], expected.len() - 1);
+            found.read(at, &mut last);
+            prop_assert!(expected[at].as_ref().is_none_or(|row| *row == last));
+            let most = found.bytes_once(found.len()) + Centroids::expected_bytes(found.len(), 3);
+            prop_assert!(found.bytes() <= most, "{} of {most}", found.bytes());
+        }
+    }
+}
