@@ -70,6 +70,25 @@ fn select_scores_fewer_rows_than_entries() {
 }
 
 #[test]
+fn methods_report_their_time_and_their_memory() {
+    let methods = ["dynakv:16", "clusterkv:16", "swarm:8", "pqcache:16"];
+    let listed = methods.join(",");
+    let arguments = ["methods", "--methods", &listed, "--entries", "640", "--new", "96", "--queries", "32"];
+    let arguments = [&arguments[..], &["--working-set", "1MiB"]].concat();
+    let found = results(&arguments);
+    for (result, method) in found.iter().zip(methods) {
+        assert_eq!(result["method"], method);
+        assert!(number(result, "select_us") > 0.0 && number(result, "all_layers_token_us") > 0.0, "{result}");
+        let (layer, all) = (number(result, "resident_bytes_layer"), number(result, "resident_mib_all_layers"));
+        assert!((layer * 32.0 / f64::from(1 << 20) / all - 1.0).abs() < 1e-3 && layer > 0.0, "{result}");
+        assert!(number(result, "select_bytes") > 0.0, "{result}");
+    }
+    let error = String::from_utf8_lossy(&cluster(&["methods", "--methods", "minmax"]).stderr).into_owned();
+    assert!(error.contains("chooses groups"), "{error}");
+    assert_repeats(&arguments);
+}
+
+#[test]
 fn adapt_lowers_the_variance_and_loads_less_with_a_buffer() {
     let arguments = ["adapt", "--entries", "3000", "--prefill", "1000", "--dim", "16", "--heads", "2"];
     let arguments = [&arguments[..], &["--shift", "0.8", "--buffer", "0,16"]].concat();

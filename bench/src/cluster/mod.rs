@@ -7,6 +7,7 @@
 //! | `cache` | `cache` | hit rates of cache policies on clusters |
 //! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
 //! | `layout` | `layout` | the length of reads by the order of clusters |
+//! | `methods` | `methods` | building, selecting, upkeep and memory of whole methods |
 //! | `select` | `select` | scoring representatives against scoring all keys |
 //!
 //! 1. A layer comes from the generator of planted topics, or from a file of `kvrun profile` (`layers`).
@@ -25,6 +26,7 @@ mod growth;
 mod layer_trace;
 mod layers;
 mod layout;
+mod methods;
 mod profile_file;
 mod retrievals;
 mod select;
@@ -36,6 +38,7 @@ use cache::ClusterCacheArgs;
 use clap::Subcommand;
 use distance::ClusterDistanceArgs;
 use layout::ClusterLayoutArgs;
+use methods::ClusterMethodsArgs;
 use select::ClusterSelectArgs;
 
 /// Subcommands of `kvbench cluster`.
@@ -51,6 +54,8 @@ pub(crate) enum ClusterCommand {
     Distance(ClusterDistanceArgs),
     /// Measures how long the reads of retrieved clusters are, by the order of clusters.
     Layout(ClusterLayoutArgs),
+    /// Measures building, selecting, upkeep and memory of methods that choose entries, on one layer.
+    Methods(ClusterMethodsArgs),
     /// Measures scoring medoids and centroids against scoring all keys.
     Select(ClusterSelectArgs),
 }
@@ -63,6 +68,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         ClusterCommand::Cache(args) => cache::run(args),
         ClusterCommand::Distance(args) => distance::run(args),
         ClusterCommand::Layout(args) => layout::run(args),
+        ClusterCommand::Methods(args) => methods::run(args),
         ClusterCommand::Select(args) => select::run(args),
     }
 }
