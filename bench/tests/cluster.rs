@@ -146,18 +146,25 @@ fn cache_compares_policies_on_the_same_steps() {
     let arguments = ["cache", "--entries", "2048", "--queries", "128", "--dim", "16", "--capacity", "0.1,0.4"];
     let arguments = [&arguments[..], &["--kind", "kmeans,medoids"]].concat();
     let found = results(&arguments);
-    assert_eq!(found.len(), 16);
-    for policies in found.chunks(4) {
+    assert_eq!(found.len(), 24);
+    for policies in found.chunks(6) {
         let names: Vec<_> = policies.iter().map(|result| result["policy"].as_str().expect("a policy")).collect();
-        assert_eq!(names, ["lru", "fifo", "cost", "s3-fifo"]);
+        assert_eq!(names, ["lru", "fifo", "cost", "cluster-aligned", "s3-fifo", "best-fixed"]);
         for result in policies {
             assert_eq!(number(result, "requests_per_step"), number(&policies[0], "requests_per_step"));
             assert!((0.0..1.0).contains(&number(result, "hit_rate")), "{result}");
             assert!(number(result, "miss_us_per_step") > 0.0, "{result}");
         }
     }
-    assert!(number(&found[4], "hit_rate") > number(&found[0], "hit_rate"));
+    assert!(number(&found[6], "hit_rate") > number(&found[0], "hit_rate"));
     assert_repeats(&arguments);
+    // By block, clusters are not named, and policies of blocks and clusters decide alike.
+    let by_block = results(&[&arguments[..], &["--by-block", "--policy", "lru,cluster-lru"]].concat());
+    for policies in by_block.chunks(3) {
+        assert_eq!(number(&policies[0], "hit_rate"), number(&policies[1], "hit_rate"));
+    }
+    let groups = results(&[&arguments[..], &["--place", "groups", "--cold", "--policy", "cost"]].concat());
+    assert!(groups.len() == 8 && number(&groups[0], "hit_rate") > 0.0, "{groups:?}");
 }
 
 /// Writes a profile of one layer with 256 entries and two heads, and 16 queries of four entries each.
@@ -194,7 +201,7 @@ fn a_recorded_profile_is_measured_like_a_planted_one() {
     let adapt = of_file(&["adapt", "--buffer", "16"]);
     assert_eq!((adapt.len(), number(&adapt[0], "prefill")), (5, 128.0));
     assert_eq!(of_file(&["layout"]).len(), 5);
-    assert_eq!(of_file(&["cache", "--mean-size", "3", "--capacity", "0.2"]).len(), 4);
+    assert_eq!(of_file(&["cache", "--mean-size", "3", "--capacity", "0.2"]).len(), 6);
 }
 
 #[test]
@@ -205,6 +212,8 @@ fn wrong_arguments_are_refused() {
         (&["build", "--mean-size", "17", "--entries", "100"], "mean size of 17"),
         (&["adapt", "--prefill", "100", "--entries", "100"], "--prefill 100"),
         (&["build", "--file", "/nowhere"], "--file /nowhere"),
+        (&["cache", "--policy", "best"], "use one of fifo, lru, cost"),
+        (&["cache", "--request-us", "80"], "--mib-per-s"),
     ] {
         let output = cluster(arguments);
         let err = String::from_utf8_lossy(&output.stderr);

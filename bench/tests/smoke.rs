@@ -59,7 +59,7 @@ fn drivers_are_measured_in_rotation() {
 fn decode_compares_caches_and_pipelines() {
     let arguments = ["decode", "--layers", "2", "--batch", "2", "--context", "1024", "--budget", "64", "--steps", "3"];
     let more =
-        ["--policy", "none,fifo,lru,swarm,s3-fifo", "--pipeline", "off,on", "--layer-compute-us", "100", "--json"];
+        ["--policy", "none,fifo,lru,cost,s3-fifo", "--pipeline", "off,on", "--layer-compute-us", "100", "--json"];
     let found = results(&[&arguments[..], &more[..]].concat());
     assert_eq!(found.len(), 10);
     for (at, result) in found.iter().enumerate() {

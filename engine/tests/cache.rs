@@ -16,8 +16,8 @@ use stratakv_testing::{TestStore, medium, uniform_layout};
 const HEADS: usize = 2;
 const DIM: usize = 128;
 const GROUP: usize = 4;
-const COST: CachePolicy = CachePolicy::CostEffective { base_us: 80, mib_per_s: 1000 };
-const POLICIES: [CachePolicy; 4] = [CachePolicy::Fifo, CachePolicy::Lru, COST, CachePolicy::S3Fifo];
+const COST: CachePolicy = CachePolicy::COST_EFFECTIVE;
+const POLICIES: [CachePolicy; 7] = CachePolicy::ALL;
 
 /// Appends tokens whose keys and values depend on `seed`.
 fn append(sequence: &mut Sequence, tokens: usize, seed: u64) {
@@ -52,7 +52,7 @@ proptest! {
             (0_usize..2, prop::collection::btree_set(0_u64..120, 1..60), 0_usize..8),
             4..24,
         ),
-        policy in 0_usize..4,
+        policy in 0..POLICIES.len(),
     ) {
         let cache = CacheOptions::new(ByteSize::mib(2)).policy(POLICIES[policy]);
         let store = TestStore::new(medium());

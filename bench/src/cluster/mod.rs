@@ -20,6 +20,7 @@ mod adapt;
 mod args;
 mod build;
 mod cache;
+mod cluster_blocks;
 mod clustered;
 mod distance;
 mod growth;

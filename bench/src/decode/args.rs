@@ -3,8 +3,10 @@
 use crate::devices::ReadLimitArgs;
 use crate::support::args::{CommonArgs, Switch, between, between_u16, share, size};
 use clap::{Args, ValueEnum};
+use std::str::FromStr;
 use stratakv::ByteSize;
 use stratakv::layout::PlaneCodec;
+use stratakv::options::CachePolicy;
 
 /// Arguments of `kvbench decode`.
 #[derive(Args, Debug)]
@@ -50,8 +52,8 @@ pub(crate) struct DecodeArgs {
     /// Tokens selected per layer and sequence.
     #[arg(long, default_value_t = 400)]
     pub(crate) budget: u32,
-    /// Eviction policies of the cache of resident blocks, separated by commas.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "none,lru")]
+    /// Replacement policies of the cache of resident blocks, separated by commas: `none` or names of the engine.
+    #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "none,lru")]
     pub(crate) policy: Vec<DecodePolicy>,
     /// Settings of prefetching the next layer's reads, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "on")]
@@ -119,25 +121,22 @@ impl From<DecodeCodec> for PlaneCodec {
     }
 }
 
-/// An eviction policy on the command line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DecodePolicy {
-    /// No cache.
-    None,
-    /// KVSwap's slots.
-    Fifo,
-    /// Least recently used.
-    Lru,
-    /// SWARM's cost-effectiveness.
-    Swarm,
-    /// The general S3-FIFO.
-    S3Fifo,
-}
+/// A replacement policy of the cache, or none for no cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DecodePolicy(pub(crate) Option<CachePolicy>);
 
 impl DecodePolicy {
     /// Returns the name that results use.
     pub(crate) fn name(self) -> String {
-        format!("{self:?}").to_lowercase()
+        self.0.map_or_else(|| "none".to_owned(), |policy| policy.to_string())
+    }
+}
+
+impl FromStr for DecodePolicy {
+    type Err = stratakv::Error;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "none" { Ok(Self(None)) } else { text.parse().map(|policy| Self(Some(policy))) }
     }
 }
 

@@ -22,7 +22,7 @@ use anyhow::{Result, anyhow};
 use std::path::Path;
 use std::thread::ScopedJoinHandle;
 use std::time::{Duration, Instant};
-use stratakv::options::{CacheOptions, CachePolicy};
+use stratakv::options::CacheOptions;
 use stratakv::pipeline::{Pipeline, PipelineReport};
 use stratakv::{
     AttendOptions, Budget, ByteSize, KvLayout, OpenSequence, SelectRequest, Selection, Sequence, Store, StoreOptions,
@@ -99,7 +99,7 @@ impl DecodeCase<'_> {
 
     /// Returns the size of the cache in MiB; 0 for no cache.
     pub(crate) fn cache_mib(&self) -> u64 {
-        if self.policy == DecodePolicy::None {
+        if self.policy.0.is_none() {
             return 0;
         }
         self.args.cache_mib.0.unwrap_or_else(|| {
@@ -118,13 +118,7 @@ impl DecodeCase<'_> {
     }
 
     fn cache(&self) -> Option<CacheOptions> {
-        let policy = match self.policy {
-            DecodePolicy::None => return None,
-            DecodePolicy::Fifo => CachePolicy::Fifo,
-            DecodePolicy::Lru => CachePolicy::Lru,
-            DecodePolicy::Swarm => CachePolicy::CostEffective { base_us: 80, mib_per_s: 1000 },
-            DecodePolicy::S3Fifo => CachePolicy::S3Fifo,
-        };
+        let policy = self.policy.0?;
         Some(CacheOptions::new(ByteSize::mib(self.cache_mib())).policy(policy))
     }
 

@@ -162,7 +162,7 @@ impl Contest<'_> {
             let pipeline = pipeline == Switch::On;
             let (stored, layout, steps, scorer) = (prepared.tokens, &coding.layout, args.steps, self.scorer);
             let case = DecodeCase { args, stored, layout, steps, compute_us, policy, pipeline, scorer };
-            let figures = case.run(&prepared.path()).with_context(|| format!("{policy:?}, {compute_us} us"))?;
+            let figures = case.run(&prepared.path()).with_context(|| format!("{}, {compute_us} us", policy.name()))?;
             let step_ms = figures.steps.step_ms;
             let codec = CodecSetup {
                 codec: format!("{:?}", args.codec).to_lowercase(),
@@ -174,7 +174,8 @@ impl Contest<'_> {
             first_ms.get_or_insert(step_ms);
             let result = self.result(&case, figures, codec, speedup)?;
             let with = if pipeline { "with" } else { "without" };
-            let name = format!("decode {} tokens, {policy:?}, {with} pipeline, {compute_us} us a layer", self.context);
+            let (tokens, policy) = (self.context, policy.name());
+            let name = format!("decode {tokens} tokens, {policy}, {with} pipeline, {compute_us} us a layer");
             print(args.common.json, &format!("{name}, selection {}", self.method), &result)?;
         }
         Ok(())
@@ -228,7 +229,8 @@ fn probe(prepared: &mut PreparedStore<'_>) -> Result<Vec<LayerReads>> {
     let mut reads = |codec_share: f64| -> Result<Vec<(f64, f64)>> {
         let layout = prepared.write(codec_share)?;
         let read = |&policy: &DecodePolicy| {
-            eprintln!("kvbench: reading to solve for the share: {policy:?}, a share of {codec_share} under the codec");
+            let name = policy.name();
+            eprintln!("kvbench: reading to solve for the share: {name}, a share of {codec_share} under the codec");
             let (compute_us, steps, pipeline, scorer) = (0, PROBE_STEPS, true, None);
             let (layout, stored) = (&layout, prepared.tokens);
             let case = DecodeCase { args, stored, layout, steps, compute_us, policy, pipeline, scorer };

@@ -6,7 +6,8 @@
 
 use super::factory::policy;
 use super::key::{BlockKey, WordHash};
-use super::policy::ReplacementPolicy;
+use super::policy::{ReadPrice, ReplacementPolicy};
+use super::request::{ActivatedClusters, ClusterRequest};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::PAGE_BYTES;
 use crate::io::buffer::SLAB_BYTES;
@@ -68,6 +69,23 @@ pub struct CacheStatus {
     pub evicted: u64,
     /// The number of blocks that were read and not admitted.
     pub refused: u64,
+    /// The number of requested clusters, under policies that rank clusters.
+    pub clusters: u64,
+    /// The number of requested clusters whose blocks were all resident.
+    pub resident_clusters: u64,
+}
+
+/// The layer of a handle that requests blocks.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CacheReader<'a> {
+    pub(crate) handle: u64,
+    pub(crate) layer: u32,
+    /// The token count of the layer.
+    pub(crate) tokens: u64,
+    /// The clusters of the selection, if it names any.
+    pub(crate) clusters: Option<&'a ActivatedClusters>,
+    /// True if the blocks may be needed soon, and no step waits for them yet.
+    pub(crate) is_ahead: bool,
 }
 
 impl CacheStatus {
@@ -87,10 +105,58 @@ struct Table {
     counts: CacheStatus,
 }
 
+impl Table {
+    /// Returns a block, if it is resident. Counts a use, unless the request is ahead of need.
+    fn find(&mut self, request: (BlockKey, usize), is_ahead: bool) -> Option<Resident> {
+        if is_ahead {
+            return self.resident(request);
+        }
+        let found = self.count(request)?;
+        self.policy.touch(request.0);
+        Some(found)
+    }
+
+    /// Returns a block, if it is resident. Counts a hit or a miss.
+    fn count(&mut self, request: (BlockKey, usize)) -> Option<Resident> {
+        let found = self.resident(request);
+        match &found {
+            Some(block) => {
+                self.counts.hits += 1;
+                self.counts.saved_bytes += block.len as u64;
+            }
+            None => self.counts.misses += 1,
+        }
+        found
+    }
+
+    fn resident(&self, (key, block_bytes): (BlockKey, usize)) -> Option<Resident> {
+        self.blocks.get(&key).filter(|block| block.len == block_bytes).cloned()
+    }
+
+    /// Tells the policy what a request that names clusters uses.
+    fn activate(
+        &mut self,
+        clusters: &ActivatedClusters,
+        requested: &[Option<(BlockKey, usize)>],
+        found: &[Option<Resident>],
+    ) {
+        let charged = |request: &Option<(BlockKey, usize)>| request.map(|(key, bytes)| (key, charge(bytes)));
+        let blocks: Vec<Option<(BlockKey, usize)>> = requested.iter().map(charged).collect();
+        let is_resident = |index: u32| requested[index as usize].is_none() || found[index as usize].is_some();
+        for cluster in clusters.iter() {
+            self.counts.clusters += 1;
+            let all = cluster.blocks.iter().all(|block| is_resident(block.index));
+            self.counts.resident_clusters += u64::from(all);
+        }
+        self.policy.activate(&ClusterRequest { blocks: &blocks, clusters });
+    }
+}
+
 /// A cache of resident blocks with one policy and a fixed share of the memory budget.
 pub(crate) struct BlockCache {
     arena: Arena,
     table: Mutex<Table>,
+    follows_clusters: bool,
     _account: Reservation,
 }
 
@@ -99,7 +165,9 @@ impl BlockCache {
     ///
     /// # Errors
     /// [`ErrorKind::Configuration`]: the capacity is smaller than one slab of buffers.
+    /// [`ErrorKind::InvalidArgument`]: a parameter of the policy is out of its range.
     pub(crate) fn new(options: &CacheOptions, account: Reservation) -> Result<Arc<Self>> {
+        options.policy.check()?;
         let bytes = account.bytes();
         let slabs = bytes / SLAB_BYTES;
         if slabs == 0 {
@@ -107,50 +175,52 @@ impl BlockCache {
             return Err(Error::new(ErrorKind::Configuration, text));
         }
         let arena = Arena::new(MemoryBudget::new(slabs * SLAB_BYTES), slabs * SLAB_BYTES);
+        let policy = policy(options.policy, bytes);
+        let follows_clusters = policy.follows_clusters();
         let table = Table {
-            policy: policy(options.policy, bytes),
+            policy,
             blocks: HashMap::default(),
             requesters: HashMap::default(),
             counts: CacheStatus { capacity_bytes: bytes as u64, ..CacheStatus::default() },
         };
-        Ok(Arc::new(Self { arena, table: Mutex::new(table), _account: account }))
+        Ok(Arc::new(Self { arena, table: Mutex::new(table), follows_clusters, _account: account }))
+    }
+
+    /// Returns whether selections should name the clusters of their blocks.
+    pub(crate) fn follows_clusters(&self) -> bool {
+        self.follows_clusters
     }
 
     /// Returns the resident ones of the blocks that a layer of a handle requests, each given with its size in bytes.
+    /// `price` is that of a read at the moment.
     ///
     /// A new decode step begins when the same layer requests blocks with another token count, or when the requesters
-    /// exceed [`REQUESTERS_MAX`]. A request `ahead` of need is not counted and begins no step.
+    /// exceed [`REQUESTERS_MAX`]. A request ahead of need is not counted and begins no step.
     pub(crate) fn find(
         &self,
-        (handle, layer, tokens): (u64, u32, u64),
+        reader: CacheReader<'_>,
         requested: impl Iterator<Item = Option<(BlockKey, usize)>>,
-        ahead: bool,
+        price: ReadPrice,
     ) -> Vec<Option<Resident>> {
         let mut table = lock(&self.table);
-        if !ahead
-            && (table.requesters.insert((handle, layer), tokens).is_some_and(|before| before != tokens)
+        let of_layer = (reader.handle, reader.layer);
+        if !reader.is_ahead
+            && (table.requesters.insert(of_layer, reader.tokens).is_some_and(|before| before != reader.tokens)
                 || table.requesters.len() > REQUESTERS_MAX)
         {
             table.requesters.clear();
-            table.requesters.insert((handle, layer), tokens);
+            table.requesters.insert(of_layer, reader.tokens);
             table.policy.end_step();
+            table.policy.set_read_price(price);
         }
-        let found = requested.map(|request| {
-            let (key, block_bytes) = request?;
-            let found = table.blocks.get(&key).filter(|block| block.len == block_bytes).cloned();
-            if ahead {
-                return found;
-            }
-            if found.is_some() {
-                table.policy.touch(key);
-                table.counts.hits += 1;
-                table.counts.saved_bytes += block_bytes as u64;
-            } else {
-                table.counts.misses += 1;
-            }
-            found
-        });
-        found.collect()
+        let clusters = reader.clusters.filter(|_| !reader.is_ahead && self.follows_clusters);
+        let Some(clusters) = clusters else {
+            return requested.map(|request| table.find(request?, reader.is_ahead)).collect();
+        };
+        let requested: Vec<Option<(BlockKey, usize)>> = requested.collect();
+        let found: Vec<Option<Resident>> = requested.iter().map(|request| table.count((*request)?)).collect();
+        table.activate(clusters, &requested, &found);
+        found
     }
 
     /// Admits a block that was read and verified, if the policy accepts it and there is space.
@@ -222,7 +292,8 @@ mod tests {
         let account = MemoryBudget::new(2 * SLAB_BYTES).try_reserve(2 * SLAB_BYTES, Category::Cache).expect("fits");
         let cache = BlockCache::new(&CacheOptions::new(crate::options::ByteSize::mib(4)), account).expect("a cache");
         for sequence in 0..5 * REQUESTERS_MAX as u64 {
-            cache.find((sequence, 0, 100), std::iter::empty(), false);
+            let reader = CacheReader { handle: sequence, layer: 0, tokens: 100, clusters: None, is_ahead: false };
+            cache.find(reader, std::iter::empty(), ReadPrice::ordinary());
             assert!(lock(&cache.table).requesters.len() <= REQUESTERS_MAX);
         }
     }

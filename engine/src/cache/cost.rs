@@ -1,4 +1,4 @@
-//! The cost-effective policy: keeps blocks that are often used, small, and expensive to read again.
+//! The cost-effective policy by block: keeps blocks that are often used, small, and expensive to read again.
 //!
 //! Source: the cost-effectiveness heap of SWARM (section 4.4 of the paper). The score of a key is
 //! `S = f * (T_base + size * T_transfer) / size`, and the key with the lowest score is evicted first.
@@ -11,7 +11,7 @@
 //! `f - (now - at)`. So `f + at` orders the keys of one size, and one ordered set per size is enough.
 
 use super::key::WordHash;
-use super::policy::{Key, ReplacementPolicy};
+use super::policy::{Key, PriceSource, ReadPrice, ReplacementPolicy};
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 struct PricedEntry {
@@ -27,8 +27,7 @@ struct PricedEntry {
 pub(super) struct CostEffective<K> {
     capacity: usize,
     used: usize,
-    base_us: f64,
-    us_per_byte: f64,
+    source: PriceSource,
     step: u64,
     stamp: u64,
     entries: HashMap<K, PricedEntry, WordHash>,
@@ -45,12 +44,11 @@ const ABSENT_PER_ENTRY: usize = 2;
 const ABSENT_MIN: usize = 64;
 
 impl<K: Key> CostEffective<K> {
-    pub(super) fn new(capacity: usize, base_us: u32, mib_per_s: u32) -> Self {
+    pub(super) fn new(capacity: usize, source: PriceSource) -> Self {
         Self {
             capacity,
             used: 0,
-            base_us: f64::from(base_us),
-            us_per_byte: 1e6 / (f64::from(mib_per_s.max(1)) * f64::from(1 << 20)),
+            source,
             step: 0,
             stamp: 0,
             entries: HashMap::default(),
@@ -62,7 +60,24 @@ impl<K: Key> CostEffective<K> {
 
     fn score(&self, f: u64, bytes: usize) -> f64 {
         let size = bytes.max(1) as f64;
-        f as f64 * (self.base_us + size * self.us_per_byte) / size
+        f as f64 * self.source.price.of(1.0, size) / size
+    }
+
+    pub(super) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    pub(super) fn price(&self) -> PriceSource {
+        self.source
+    }
+
+    /// Removes all keys, and returns each with its `f` and its bytes. The lowest `f` of a size comes first.
+    pub(super) fn drain(&mut self) -> Vec<(K, u64, usize)> {
+        let (sizes, step) = (std::mem::take(&mut self.sizes), self.step);
+        self.entries.clear();
+        self.used = 0;
+        let keys = sizes.into_iter().flat_map(|(bytes, set)| set.into_iter().map(move |entry| (entry, bytes)));
+        keys.map(|((rank, _, key), bytes)| (key, rank.saturating_sub(step), bytes)).collect()
     }
 
     /// Returns the key with the lowest score. Ties go to the lowest rank, then to the oldest entry.
@@ -157,6 +172,10 @@ impl<K: Key> ReplacementPolicy<K> for CostEffective<K> {
 
     fn end_step(&mut self) {
         self.step += 1;
+    }
+
+    fn set_read_price(&mut self, price: ReadPrice) {
+        self.source.set(price);
     }
 
     #[cfg(test)]

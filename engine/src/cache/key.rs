@@ -1,4 +1,4 @@
-//! The key of a resident block, and its hasher.
+//! The keys of resident blocks and of clusters, and their hasher.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -14,6 +14,19 @@ pub(crate) struct BlockKey {
     pub(crate) layer: u32,
     /// The checksum of the block's first plane. Its seed covers layer, token and length.
     pub(crate) proof: u64,
+}
+
+/// The identity of a cluster, while the handle that its selector is attached to is open.
+///
+/// A cut may renumber the clusters of a selector. A policy then takes a cluster for another one until its next uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ClusterKey {
+    /// The number of the selector, unique in this process.
+    pub(crate) selector: u64,
+    pub(crate) layer: u32,
+    /// The KV head, or 0 for clusters of all heads.
+    pub(crate) list: u32,
+    pub(crate) cluster: u32,
 }
 
 /// A hasher that mixes words. It is the same in every process, because keys already hold random nonces and checksums.

@@ -1,23 +1,36 @@
 //! [`PolicyReplay`]: a replacement policy without blocks, which measures hit rates on traces.
 
 use super::factory::policy;
-use super::key::WordHash;
-use super::policy::ReplacementPolicy;
-use crate::options::CachePolicy;
-use std::collections::HashSet;
+use super::key::{ClusterKey, WordHash};
+use super::policy::{PriceSource, ReplacementPolicy};
+use super::request::{ActivatedClusters, ClusterBlock, ClusterRequest};
+use crate::options::{CachePolicy, ReadCost};
+use std::collections::{HashMap, HashSet};
+
+/// A cluster that a replayed step requests.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ReplayedCluster {
+    /// The number of the cluster.
+    pub cluster: u32,
+    /// The share of the queries of a profile that activated it; 0 without a profile.
+    pub profiled: f32,
+    /// Its blocks with their bytes, each block once. Blocks with consecutive numbers are read by one request.
+    pub blocks: Vec<(u64, usize)>,
+}
 
 /// A replacement policy that is driven by a trace of requests instead of a store. It holds no bytes.
 pub struct PolicyReplay {
     policy: Box<dyn ReplacementPolicy<u64>>,
     held: HashSet<u64, WordHash>,
     evicted: Vec<u64>,
+    steps: u64,
 }
 
 impl PolicyReplay {
     /// Returns an empty cache of `capacity` bytes.
     #[must_use]
     pub fn new(choice: CachePolicy, capacity: usize) -> Self {
-        Self { policy: policy(choice, capacity), held: HashSet::default(), evicted: Vec::new() }
+        Self { policy: policy(choice, capacity), held: HashSet::default(), evicted: Vec::new(), steps: 0 }
     }
 
     /// Replays a decode step that requests these blocks, each with its bytes. Returns which of them were held.
@@ -26,7 +39,46 @@ impl PolicyReplay {
     pub fn step(&mut self, blocks: &[(u64, usize)]) -> Vec<bool> {
         let hits: Vec<bool> = blocks.iter().map(|(key, _)| self.held.contains(key)).collect();
         blocks.iter().zip(&hits).filter(|(_, hit)| **hit).for_each(|((key, _), _)| self.policy.touch(*key));
-        for (key, bytes) in blocks.iter().zip(&hits).filter(|(_, hit)| !**hit).map(|(block, _)| *block) {
+        self.admit_missing(blocks, &hits);
+        hits
+    }
+
+    /// Replays a decode step that requests clusters, as [`Self::step`]. A block that several clusters need is requested
+    /// once. Returns each block with its bytes and whether it was held, in the order in which clusters name them.
+    ///
+    /// `changed` are clusters that took in tokens or were split since the last step.
+    pub fn step_of_clusters(&mut self, clusters: &[ReplayedCluster], changed: &[u32]) -> Vec<(u64, usize, bool)> {
+        self.steps += 1;
+        let (mut blocks, mut index_of) = (Vec::new(), HashMap::<u64, u32, WordHash>::default());
+        let mut activated = ActivatedClusters::default();
+        let key = |cluster| ClusterKey { selector: 0, layer: 0, list: 0, cluster };
+        for cluster in clusters {
+            let mut before = None;
+            let own = cluster.blocks.iter().map(|&(block, bytes)| {
+                let index = *index_of.entry(block).or_insert_with(|| {
+                    blocks.push((block, bytes));
+                    (blocks.len() - 1) as u32
+                });
+                let joins = before.replace(block).is_some_and(|before: u64| before + 1 == block);
+                ClusterBlock { index, joins }
+            });
+            activated.push(key(cluster.cluster), cluster.profiled, own);
+        }
+        changed.iter().for_each(|cluster| activated.change(key(*cluster), self.steps));
+        let hits: Vec<bool> = blocks.iter().map(|(key, _)| self.held.contains(key)).collect();
+        if self.policy.follows_clusters() {
+            let requested: Vec<Option<(u64, usize)>> = blocks.iter().copied().map(Some).collect();
+            self.policy.activate(&ClusterRequest { blocks: &requested, clusters: &activated });
+        } else {
+            blocks.iter().zip(&hits).filter(|(_, hit)| **hit).for_each(|((key, _), _)| self.policy.touch(*key));
+        }
+        self.admit_missing(&blocks, &hits);
+        blocks.iter().zip(hits).map(|((key, bytes), hit)| (*key, *bytes, hit)).collect()
+    }
+
+    /// Admits what was missing, and ends the step.
+    fn admit_missing(&mut self, blocks: &[(u64, usize)], hits: &[bool]) {
+        for (key, bytes) in blocks.iter().zip(hits).filter(|(_, hit)| !**hit).map(|(block, _)| *block) {
             // A step may request a block twice.
             let is_admitted = !self.held.contains(&key) && self.policy.admit(key, bytes, &mut self.evicted);
             for old in self.evicted.drain(..) {
@@ -37,7 +89,12 @@ impl PolicyReplay {
             }
         }
         self.policy.end_step();
-        hits
+    }
+
+    /// Returns the microseconds that requests of a batch take. Without `cost`, an ordinary device reads them.
+    #[must_use]
+    pub fn read_us(cost: Option<ReadCost>, requests: usize, bytes: usize) -> f64 {
+        PriceSource::new(cost).price.of(requests as f64, bytes as f64) * 1e6
     }
 
     /// Returns the bytes of the blocks held.
@@ -63,8 +120,7 @@ mod tests {
 
     #[test]
     fn every_policy_holds_at_most_its_capacity() {
-        let cost = CachePolicy::CostEffective { base_us: 80, mib_per_s: 1000 };
-        for choice in [CachePolicy::Fifo, CachePolicy::Lru, cost, CachePolicy::S3Fifo] {
+        for choice in CachePolicy::ALL {
             let mut replay = PolicyReplay::new(choice, 1000);
             for step in 0..200_u64 {
                 let blocks: Vec<(u64, usize)> =

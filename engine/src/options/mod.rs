@@ -5,7 +5,7 @@ mod sequence;
 mod size;
 mod store;
 
-pub use cache::{CacheOptions, CachePolicy};
+pub use cache::{CacheOptions, CachePolicy, ReadCost};
 pub use sequence::{Budget, CreateOptions, Durability, StoredSummary, SummaryResidency};
 pub use size::ByteSize;
 pub use store::{BalancePolicy, ChecksumChoice, DriverChoice, StoreOptions};

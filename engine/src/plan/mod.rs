@@ -41,7 +41,7 @@ use stratakv_format::page::round_up_to_page;
 /// Returns the parts of all selections, in order. Blocks that a prefetch brings, a cache holds or an earlier selection
 /// reads get no request.
 pub(crate) fn plan(views: &[Arc<SelectionInner>], urgency: ReadPriority<'_>, spread: &DeviceLoads) -> Vec<ReadPart> {
-    let held = share::held(views, urgency);
+    let held = share::held(views, urgency, spread);
     let copies = choose_copies(views, &held, urgency, spread);
     let mut copies = copies.iter().copied();
     let mut parts = Vec::new();

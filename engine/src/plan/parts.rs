@@ -2,7 +2,7 @@
 
 use super::balance::Load;
 use super::section::SectionAt;
-use crate::cache::{BlockKey, Resident};
+use crate::cache::{BlockKey, ReadPrice, Resident};
 use crate::catalog::{FrameBody, SegmentHandle};
 use crate::log::Devices;
 use crate::options::BalancePolicy;
@@ -87,6 +87,14 @@ impl DeviceLoads {
             spread.piece_bytes = spread.piece_bytes.min(best);
         }
         spread
+    }
+
+    /// Returns the mean price of a read on the devices that reads do not avoid, or on all if they avoid all.
+    pub(super) fn read_price(&self) -> ReadPrice {
+        let is_used = |load: &&Load| !load.avoided || self.loads.iter().all(|load| load.avoided);
+        let used: Vec<&Load> = self.loads.iter().filter(is_used).collect();
+        let mean = |of: fn(&Load) -> f64| used.iter().map(|load| of(load)).sum::<f64>() / used.len().max(1) as f64;
+        ReadPrice { request_s: mean(|load| load.request_s), byte_s: mean(|load| load.byte_s) }
     }
 
     /// Returns the largest gap that one request covers on this device.

@@ -14,7 +14,7 @@
 use super::entries::AttendedEntries;
 use super::select_request::PlaneSet;
 use crate::attention::TokenMask;
-use crate::cache::{BlockCache, BlockKey};
+use crate::cache::{ActivatedClusters, BlockCache, BlockKey};
 use crate::catalog::{FrameBody, GroupBuffer};
 use crate::layout::KvLayout;
 use crate::retrieval::ReconstructedKeys;
@@ -126,6 +126,8 @@ pub(crate) struct SelectionInner {
     pub(crate) cache: Option<Arc<BlockCache>>,
     /// The runs of neighbouring clusters that a selector of entries chose.
     pub(crate) cluster_runs: Option<usize>,
+    /// The clusters that a selector of entries chose, if the cache ranks clusters.
+    pub(crate) clusters: Option<ActivatedClusters>,
 }
 
 impl SelectionInner {

@@ -2,9 +2,9 @@
 //!
 //! Forks share blocks with their origin. A read of both requests each block once.
 
-use super::parts::ReadPriority;
+use super::parts::{DeviceLoads, ReadPriority};
 use super::selection::{GroupSource, SelectedGroup, SelectionInner};
-use crate::cache::{BlockKey, Resident};
+use crate::cache::{BlockKey, CacheReader, Resident};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -37,9 +37,13 @@ struct CacheRequest {
 }
 
 /// Returns the blocks that need no request, by selection and group.
-pub(super) fn held(views: &[Arc<SelectionInner>], urgency: ReadPriority<'_>) -> Vec<Vec<Option<BlockHit>>> {
+pub(super) fn held(
+    views: &[Arc<SelectionInner>],
+    urgency: ReadPriority<'_>,
+    spread: &DeviceLoads,
+) -> Vec<Vec<Option<BlockHit>>> {
     let mut seen = may_share(views).then(HashMap::new);
-    views.iter().enumerate().map(|(index, view)| of_view(index, view, urgency, seen.as_mut())).collect()
+    views.iter().enumerate().map(|(index, view)| of_view(index, view, urgency, spread, seen.as_mut())).collect()
 }
 
 /// Returns whether two selections refer to one frame. Otherwise no block is shared.
@@ -68,6 +72,7 @@ fn of_view(
     index: usize,
     view: &SelectionInner,
     urgency: ReadPriority<'_>,
+    spread: &DeviceLoads,
     seen: Option<&mut HashMap<CacheRequest, BlockHit>>,
 ) -> Vec<Option<BlockHit>> {
     let block = view.layout.block(view.layer);
@@ -87,13 +92,19 @@ fn of_view(
     };
     held.resize_with(view.units.len(), || None);
     if let Some(cache) = &view.cache {
-        let asker = (view.handle, view.layer as u32, view.length);
+        let reader = CacheReader {
+            handle: view.handle,
+            layer: view.layer as u32,
+            tokens: view.length,
+            clusters: view.clusters.as_ref(),
+            is_ahead: urgency.is_ahead(),
+        };
         // A block that an earlier selection requests was counted there.
         let new = asked.iter().zip(&held).map(|(asked, held)| match (asked, held) {
             (Some(asked), None) => Some((asked.key, asked.bytes)),
             _ => None,
         });
-        let found = cache.find(asker, new, urgency.is_ahead());
+        let found = cache.find(reader, new, spread.read_price());
         for (held, found) in held.iter_mut().zip(found) {
             *held = held.take().or(found.map(BlockHit::Resident));
         }

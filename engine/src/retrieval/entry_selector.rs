@@ -44,6 +44,28 @@ pub struct ChosenEntries {
     /// the lists. A store that keeps clusters in this order would send one request per run. For single tokens, the
     /// number of runs of neighbouring tokens.
     pub runs: usize,
+    /// The chosen clusters of each list, for caches that rank clusters; empty for methods without clusters.
+    pub clusters: Vec<Vec<u32>>,
+}
+
+/// What a method knows of one of its clusters.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClusterFacts<'a> {
+    /// The tokens of the cluster.
+    pub members: &'a [u32],
+    /// The share of the queries of a profile that activated it, from 0 to 1; 0 without a profile.
+    pub profiled: f32,
+}
+
+/// A change of a cluster: it took in a token, or it was split.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClusterChange {
+    /// The list of the cluster, as in [`ChosenEntries::heads`].
+    pub list: usize,
+    /// The cluster.
+    pub cluster: u32,
+    /// The number of the change. Later changes of the list have higher numbers, from 1 on.
+    pub number: u64,
 }
 
 /// A method that chooses entries.
@@ -69,4 +91,27 @@ pub trait EntrySelector: Send + Sync {
     /// # Errors
     /// The errors of the method.
     fn choose(&self, summaries: &[&dyn LayerSummary], ask: &EntryRequest<'_>) -> Result<ChosenEntries>;
+
+    /// Returns what it knows of a cluster of [`ChosenEntries::clusters`]. A cache that ranks clusters asks for it.
+    ///
+    /// # Errors
+    /// The errors of the method.
+    fn cluster<'a>(
+        &self,
+        summaries: &[&'a dyn LayerSummary],
+        list: usize,
+        cluster: u32,
+    ) -> Result<Option<ClusterFacts<'a>>> {
+        let _ = (summaries, list, cluster);
+        Ok(None)
+    }
+
+    /// Returns the newest changes of its clusters. A change may be returned by several calls.
+    ///
+    /// # Errors
+    /// The errors of the method.
+    fn changes(&self, summaries: &[&dyn LayerSummary]) -> Result<Vec<ClusterChange>> {
+        let _ = summaries;
+        Ok(Vec::new())
+    }
 }

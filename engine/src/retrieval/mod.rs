@@ -52,7 +52,7 @@ pub use bounds::summary::BoundsSpec;
 pub use calibrate::{Calibrator, CodeOptions};
 pub use cluster_choice::{ChosenBy, HeadSharing};
 pub use dynakv::DynaKv;
-pub use entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
+pub use entry_selector::{ChosenEntries, ClusterChange, ClusterFacts, EntryRequest, EntrySelector};
 pub use exact::selector::Oracle;
 pub use exact::summary::ExactSpec;
 pub use infllm::InfLlm;

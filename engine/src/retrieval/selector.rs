@@ -31,6 +31,11 @@ impl SelectorId {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Self { number: NEXT.fetch_add(1, Ordering::Relaxed) }
     }
+
+    /// Returns the number, which no other selector of this process has.
+    pub(crate) fn number(self) -> u64 {
+        self.number
+    }
 }
 
 /// The request to score groups for one query.

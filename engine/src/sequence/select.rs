@@ -280,6 +280,7 @@ impl Sequence {
             planes,
             cache: self.cache.clone(),
             cluster_runs: None,
+            clusters: None,
         };
         Ok(Selection { inner: Arc::new(inner) })
     }

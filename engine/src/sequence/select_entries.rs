@@ -4,21 +4,23 @@
 //!    the options say, sinks, and the tail.
 //! 2. The selector may choose the rest of the budget for each KV head. The memory of its choice is reserved first.
 //! 3. The entries become masks of groups. A group of the window is attended whole.
+//! 4. If the sequence has a cache that ranks clusters, the selection names the chosen clusters and their blocks.
 
 use super::handle::Sequence;
 use super::layer::LayerState;
 use super::span::Span;
 use super::suffix_summary::ScoredSummary;
+use crate::cache::{ActivatedClusters, ClusterBlock, ClusterKey};
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{SelectOptions, Selection, entries_of_tokens};
-use crate::retrieval::{ChosenEntries, EntryRequest, EntrySelector, LayerSummary};
+use crate::retrieval::{ChosenEntries, ClusterChange, EntryRequest, EntrySelector, LayerSummary, SelectorId};
 use std::sync::Arc;
 
 impl Sequence {
     /// Selects what `selector` chooses for a query that was checked. `scored` returns its summaries.
     pub(super) fn choose_entries<'a>(
         &'a self,
-        selector: &dyn EntrySelector,
+        (id, selector): (SelectorId, &dyn EntrySelector),
         state: &LayerState,
         query: &[f32],
         options: &SelectOptions,
@@ -50,7 +52,7 @@ impl Sequence {
             budget: options.budget.of(visible)?.saturating_sub(attended),
         };
         let chosen = match request.budget.min(request.tokens.len()) {
-            0 => ChosenEntries { heads: vec![Vec::new()], runs: 0 },
+            0 => ChosenEntries { heads: vec![Vec::new()], ..ChosenEntries::default() },
             _ => {
                 let _scratch = self.reserve_scratch(selector.choose_bytes(&summaries, &request)?)?;
                 selector.choose(&summaries, &request)?
@@ -62,9 +64,12 @@ impl Sequence {
         groups.extend(found.iter().map(|(group, _)| *group));
         groups.extend(choosable.end..span.groups.end);
         let mut selection = self.selection(state, &span, &groups, options.planes)?;
+        let follows = self.cache.as_ref().is_some_and(|cache| cache.follows_clusters());
+        let clusters = follows.then(|| named_clusters((id, selector), &summaries, &chosen, &selection)).transpose()?;
         // The selection is new, so nothing else refers to it.
         if let Some(inner) = Arc::get_mut(&mut selection.inner) {
             inner.cluster_runs = Some(chosen.runs);
+            inner.clusters = clusters;
             let mut found = found.into_iter().peekable();
             for unit in &mut inner.units {
                 if let Some((_, entries)) = found.next_if(|(group, _)| *group == unit.group) {
@@ -74,6 +79,55 @@ impl Sequence {
         }
         Ok(selection)
     }
+}
+
+/// Returns the chosen clusters, with the blocks of the selection that each of them needs, for a cache that ranks
+/// clusters.
+///
+/// # Errors
+/// The errors of the method.
+fn named_clusters(
+    (id, selector): (SelectorId, &dyn EntrySelector),
+    summaries: &[&dyn LayerSummary],
+    chosen: &ChosenEntries,
+    selection: &Selection,
+) -> Result<ActivatedClusters> {
+    let view = &selection.inner;
+    let key = |list: usize, cluster: u32| ClusterKey {
+        selector: id.number(),
+        layer: view.layer as u32,
+        list: list as u32,
+        cluster,
+    };
+    let mut named = ActivatedClusters::default();
+    for ClusterChange { list, cluster, number } in selector.changes(summaries)? {
+        named.change(key(list, cluster), number);
+    }
+    let Some(first) = view.units.first().map(|unit| unit.group) else { return Ok(named) };
+    // The index of each group in the selection.
+    let last = view.units.last().map_or(first, |unit| unit.group);
+    let mut index_of = vec![None; (last - first + 1) as usize];
+    for (index, unit) in (0_u32..).zip(&view.units) {
+        index_of[(unit.group - first) as usize] = Some(index);
+    }
+    let mut groups: Vec<u64> = Vec::new();
+    for (list, clusters) in chosen.clusters.iter().enumerate() {
+        for &cluster in clusters {
+            let Some(facts) = selector.cluster(summaries, list, cluster)? else { continue };
+            groups.clear();
+            groups.extend(facts.members.iter().map(|token| u64::from(*token) / view.group_tokens() as u64));
+            groups.sort_unstable();
+            groups.dedup();
+            let mut before = None;
+            let blocks = groups.iter().filter_map(|group| {
+                let index = index_of.get(group.checked_sub(first)? as usize).copied().flatten()?;
+                let joins = before.replace(*group).is_some_and(|before: u64| before + 1 == *group);
+                Some(ClusterBlock { index, joins })
+            });
+            named.push(key(list, cluster), facts.profiled, blocks);
+        }
+    }
+    Ok(named)
 }
 
 /// Checks that a method chose tokens that it was asked about, for every KV head.

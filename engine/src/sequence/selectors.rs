@@ -170,7 +170,7 @@ impl Sequence {
         check_query(state, query).map_err(place)?;
         if let Some(entries) = attached.selector().entries() {
             let scored = |span: &Span| self.scored(state, attached.summaries(state), span);
-            return self.choose_entries(entries, state, query, options, scored).map_err(place);
+            return self.choose_entries((selector, entries), state, query, options, scored).map_err(place);
         }
         let span = Span::of(state, self.identity.layout.group_tokens());
         let count = span.count(options).map_err(place)?;

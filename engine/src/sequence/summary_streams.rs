@@ -289,6 +289,7 @@ impl Sequence {
             planes: PlaneSet::KeysAndValues,
             cache: None,
             cluster_runs: None,
+            clusters: None,
         })
     }
 }

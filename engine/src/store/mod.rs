@@ -26,7 +26,7 @@ pub use reading::ReadRequest;
 pub use status::{DeviceStatus, SequenceInfo, StoreStatus};
 pub use usage::{DeviceUsage, NamespaceUsage, Usage};
 
-pub use crate::cache::{CacheStatus, PolicyReplay};
+pub use crate::cache::{CacheStatus, PolicyReplay, ReplayedCluster};
 pub use crate::io::PageBacking;
 pub use crate::io::scheduler::profile::ProfileStatus;
 pub use crate::maintenance::RepairReport;

@@ -2,6 +2,7 @@
 //! other tests would add to the growth.
 
 use stratakv::Durability;
+use stratakv::options::CachePolicy;
 use stratakv_llama::kv::backend::{KvOptions, open};
 use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, LayerGeometry};
 use stratakv_llama::process::resident_bytes;
@@ -21,6 +22,7 @@ fn the_process_grows_by_the_memory_that_the_store_accounts_for() {
         adapters: None,
         dense_layers: 0,
         cache_mib: 0,
+        cache_policy: CachePolicy::COST_EFFECTIVE,
         summaries: stratakv::SummaryResidency::Resident,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,

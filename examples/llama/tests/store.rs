@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use stratakv::Durability;
+use stratakv::options::CachePolicy;
 use stratakv_llama::kv::backend::{Backend, KvOptions, open};
 use stratakv_llama::kv::memory::MemoryPolicy;
 use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, KvStats, LayerGeometry, MemoryKv};
@@ -20,6 +21,7 @@ fn options(policy: &str, devices: &[&Path]) -> KvOptions {
         adapters: None,
         dense_layers: 0,
         cache_mib: 0,
+        cache_policy: CachePolicy::COST_EFFECTIVE,
         summaries: stratakv::SummaryResidency::Resident,
         budget: "1/13".parse().unwrap(),
         group_tokens: 4,

@@ -5,6 +5,7 @@
 //! | `clustered_keys` | clusters waiting keys by k-means |
 //! | `cluster_list` | chooses among the clusters of one list |
 //! | `waiting_keys` | keeps the keys of groups that wait for clusters |
+//! | `recent_changes` | remembers which clusters took in tokens or were split |
 //! | `recent_tokens` | keeps the newest tokens out of clusters, each as a cluster of one |
 //! | `representatives` | scores clusters by one vector each, a centroid or the key of a medoid |
 //! | `member_codes` | scores clusters by the sum of their members' transform-coded keys |
@@ -20,6 +21,7 @@ mod cluster_list;
 mod clustered_keys;
 mod member_codes;
 mod options;
+mod recent_changes;
 mod recent_tokens;
 mod representatives;
 mod take;
@@ -34,6 +36,7 @@ pub(crate) use clustered_keys::{ClusteredKeys, FIRST_ENTRIES, cluster_keys, clus
 pub(crate) use member_codes::{coded_members, codes_in, member_codes};
 pub(crate) use options::ClusterOptions;
 pub use options::{ChosenBy, HeadSharing};
+pub(crate) use recent_changes::RecentChanges;
 pub(crate) use recent_tokens::RecentTokens;
 pub(crate) use representatives::HeadProducts;
 pub(crate) use take::{Taken, take_clusters};

@@ -49,5 +49,5 @@ pub(crate) fn take_tokens(ask: &EntryRequest<'_>, mut score: impl FnMut(&HeadQue
         heads.push(best.into_iter().map(|(_, at)| (ask.tokens.start + at as usize) as u32).collect());
     }
     let runs = heads.iter().map(|tokens: &Vec<u32>| runs_of_neighbours(tokens)).sum();
-    ChosenEntries { heads, runs }
+    ChosenEntries { heads, runs, clusters: Vec::new() }
 }

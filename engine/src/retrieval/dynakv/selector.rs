@@ -8,7 +8,7 @@ use crate::retrieval::cluster_choice::{
     member_codes,
 };
 use crate::retrieval::clusters::AdaptiveClusters;
-use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
+use crate::retrieval::entry_selector::{ChosenEntries, ClusterChange, ClusterFacts, EntryRequest, EntrySelector};
 use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
@@ -77,9 +77,25 @@ impl EntrySelector for DynaKv {
             taken.push(choose_clusters(clusters, (at, head), codes.as_ref(), (buffered, &recent), ask));
         }
         let runs = taken.iter().map(Taken::runs).sum();
-        let (heads, retrieved) = taken.into_iter().map(|taken| (taken.tokens, taken.clusters)).unzip();
-        layer.retrieve(retrieved);
-        Ok(ChosenEntries { heads, runs })
+        let (heads, clusters): (_, Vec<_>) = taken.into_iter().map(|taken| (taken.tokens, taken.clusters)).unzip();
+        layer.retrieve(clusters.clone());
+        Ok(ChosenEntries { heads, runs, clusters })
+    }
+
+    fn cluster<'a>(
+        &self,
+        summaries: &[&'a dyn LayerSummary],
+        list: usize,
+        cluster: u32,
+    ) -> Result<Option<ClusterFacts<'a>>> {
+        let layer: &AdaptiveLayer = summary_as(summaries)?;
+        let members = layer.lists().get(list).and_then(|list| list.clusters.members(cluster).ok());
+        Ok(members.map(|members| ClusterFacts { members, profiled: 0.0 }))
+    }
+
+    fn changes(&self, summaries: &[&dyn LayerSummary]) -> Result<Vec<ClusterChange>> {
+        let layer: &AdaptiveLayer = summary_as(summaries)?;
+        Ok(layer.lists().iter().enumerate().flat_map(|(at, list)| list.changes.of_list(at)).collect())
     }
 }
 

@@ -18,9 +18,9 @@
 use crate::error::Result;
 use crate::metrics::lock;
 use crate::retrieval::cluster_choice::{
-    ClusterOptions, ClusteredKeys, RecentTokens, WaitingKeys, cluster_keys, cluster_keys_bytes,
+    ClusterOptions, ClusteredKeys, RecentChanges, RecentTokens, WaitingKeys, cluster_keys, cluster_keys_bytes,
 };
-use crate::retrieval::clusters::{AdaptOptions, AdaptiveClusters, CentroidPrecision, ClusterLists};
+use crate::retrieval::clusters::{AdaptOptions, Adaptation, AdaptiveClusters, CentroidPrecision, ClusterLists};
 use crate::retrieval::sealed_keys::SealedKeys;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
 use std::sync::Mutex;
@@ -59,6 +59,8 @@ pub(super) struct AdaptiveList {
     begun: usize,
     /// The token behind those whose keys were compared with all clusters at once.
     expected: usize,
+    /// The clusters that took in tokens or were split.
+    pub(super) changes: RecentChanges,
 }
 
 /// The clusters of a layer.
@@ -137,7 +139,7 @@ impl AdaptiveLayer {
             let options = AdaptOptions { max_size, seed: SEED, precision, ..AdaptOptions::default() };
             let mut clusters = AdaptiveClusters::new(&rows, dim, &initial, options)?;
             clusters.set_threshold(clusters.quantile_of_variances(THRESHOLD_QUANTILE)?)?;
-            lists.push(AdaptiveList { clusters, next: entries, begun: 0, expected: 0 });
+            lists.push(AdaptiveList { clusters, next: entries, begun: 0, expected: 0, changes: RecentChanges::new() });
         }
         self.lists = lists;
         Ok(())
@@ -159,7 +161,8 @@ impl AdaptiveLayer {
                 }
                 let mut keys = Vec::with_capacity(entries.len() * self.dim());
                 entries.iter().for_each(|entry| self.key(*entry as usize, head, &mut keys));
-                self.lists[at].clusters.split(split.cluster, &keys)?;
+                let list = &mut self.lists[at];
+                list.clusters.split(split.cluster, &keys)?.into_iter().for_each(|part| list.changes.add(part));
                 continue;
             }
             let next = self.lists[at].next;
@@ -188,8 +191,13 @@ impl AdaptiveLayer {
                 self.lists[at].clusters.expect(&keys)?;
                 self.lists[at].expected = expected;
             }
-            self.lists[at].clusters.append(next as u32, &key)?;
-            self.lists[at].next += 1;
+            let list = &mut self.lists[at];
+            match list.clusters.append(next as u32, &key)? {
+                Adaptation::Joined(cluster) | Adaptation::Buffered(cluster) => list.changes.add(cluster),
+                // The split counts as the change.
+                Adaptation::SplitDue(_) => {}
+            }
+            list.next += 1;
         }
     }
 

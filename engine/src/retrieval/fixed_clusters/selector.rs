@@ -6,7 +6,7 @@ use crate::retrieval::adapter::Adapter;
 use crate::retrieval::cluster_choice::{
     ClusterList, ClusterOptions, HeadSharing, choose_clusters, coded_members, codes_in, list_choice_bytes, member_codes,
 };
-use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
+use crate::retrieval::entry_selector::{ChosenEntries, ClusterFacts, EntryRequest, EntrySelector};
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::transform_coded::summary::CodeSpec;
@@ -80,7 +80,19 @@ impl EntrySelector for FixedClusterSelector {
             let taken = choose_clusters(list, (at, head), codes.as_ref(), (std::iter::empty(), &recent), ask);
             chosen.runs += taken.runs();
             chosen.heads.push(taken.tokens);
+            chosen.clusters.push(taken.clusters);
         }
         Ok(chosen)
+    }
+
+    fn cluster<'a>(
+        &self,
+        summaries: &[&'a dyn LayerSummary],
+        list: usize,
+        cluster: u32,
+    ) -> Result<Option<ClusterFacts<'a>>> {
+        let layer: &FixedLayer = summary_as(summaries)?;
+        let list = layer.lists().get(list).filter(|list| (cluster as usize) < list.count());
+        Ok(list.map(|list| ClusterFacts { members: list.members(cluster as usize), profiled: 0.0 }))
     }
 }

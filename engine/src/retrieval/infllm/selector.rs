@@ -90,6 +90,6 @@ impl EntrySelector for InfLlm {
         let tokens: Vec<u32> = (0..layer.block_tokens() as u32).collect();
         let members = |block: usize| &tokens[layer.block_range(block)];
         let taken = take_clusters(&scores, members, std::iter::empty(), &ask.tokens, ask.budget);
-        Ok(ChosenEntries { runs: taken.runs(), heads: vec![taken.tokens] })
+        Ok(ChosenEntries { runs: taken.runs(), heads: vec![taken.tokens], clusters: Vec::new() })
     }
 }

@@ -8,7 +8,7 @@ use crate::retrieval::cluster_choice::{
     coded_members, codes_in, member_codes, product_bytes, recent_bytes, take_bytes,
 };
 use crate::retrieval::clusters::ActivationRule;
-use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
+use crate::retrieval::entry_selector::{ChosenEntries, ClusterChange, ClusterFacts, EntryRequest, EntrySelector};
 use crate::retrieval::head_aggregation::HeadAggregation;
 use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
@@ -154,7 +154,24 @@ impl EntrySelector for Swarm {
             layer.record(activated);
         }
         let taken = choice.take(&scores, std::iter::empty(), ask);
-        Ok(ChosenEntries { runs: taken.runs(), heads: vec![taken.tokens] })
+        Ok(ChosenEntries { runs: taken.runs(), heads: vec![taken.tokens], clusters: vec![taken.clusters] })
+    }
+
+    fn cluster<'a>(
+        &self,
+        summaries: &[&'a dyn LayerSummary],
+        _list: usize,
+        cluster: u32,
+    ) -> Result<Option<ClusterFacts<'a>>> {
+        let clusters = summary_as::<SwarmLayer>(summaries)?.clusters()?;
+        let at = cluster as usize;
+        let facts = || ClusterFacts { members: clusters.members.of(at), profiled: clusters.profiled_share(at) };
+        Ok((at < clusters.members.len()).then(facts))
+    }
+
+    fn changes(&self, summaries: &[&dyn LayerSummary]) -> Result<Vec<ClusterChange>> {
+        let clusters = summary_as::<SwarmLayer>(summaries)?.clusters()?;
+        Ok(clusters.changes.of_list(0).collect())
     }
 }
 

@@ -20,7 +20,7 @@ use super::members::Members;
 use super::window::WindowGroups;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
-use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions};
+use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions, RecentChanges};
 use crate::retrieval::clusters::{
     ActivationRule, ClusterLists, ClusterMaintenance, CoActivation, MaintenanceRadius, MedoidClustering,
     MedoidClusters, MedoidOptions, Representatives,
@@ -76,6 +76,10 @@ pub(super) enum Unactivated {
 pub(super) struct ProfiledClusters {
     pub(super) members: Members,
     pub(super) unactivated: Unactivated,
+    /// The share of the profile's queries that activated the medoid, of clusters of the profile.
+    profiled: Vec<f32>,
+    /// The clusters that took in tokens.
+    pub(super) changes: RecentChanges,
     /// The newest steps of the medoids and of the tokens that wait. Slots are these tokens, from the oldest on.
     recent: ClusterMaintenance,
     radius: MaintenanceRadius,
@@ -160,6 +164,9 @@ impl SwarmLayer {
         })?;
         let clustering = MedoidClustering::new(&activations, self.limits)?;
         let (_, mut found) = clustering.cluster_to_mean_size(self.mean_size as f64)?;
+        let lists = found.lists().iter().filter(|list| !list.is_empty());
+        let share = |list: &[u32]| activations.count(list[0]) as f32 / activations.queries() as f32;
+        let profiled: Vec<f32> = lists.map(share).collect();
         drop((clustering, activations));
         let radius = calibrated(&found, &activated, tokens)?;
         drop(activated);
@@ -181,7 +188,7 @@ impl SwarmLayer {
             }
         };
         let recent = ClusterMaintenance::new(members.len(), 0, STEPS)?;
-        Ok(ProfiledClusters { members, unactivated, recent, radius })
+        Ok(ProfiledClusters { members, unactivated, profiled, changes: RecentChanges::new(), recent, radius })
     }
 
     /// Returns the most clusters once `waiting` more tokens have left the window.
@@ -244,6 +251,22 @@ impl ProfiledClusters {
         self.recent.record(&medoids, &slots)
     }
 
+    /// Returns the share of the profile's queries that activated a cluster; 0 for a later cluster.
+    pub(super) fn profiled_share(&self, cluster: usize) -> f32 {
+        self.profiled.get(cluster).copied().unwrap_or(0.0)
+    }
+
+    /// Adds a token to a cluster that has room.
+    fn join(&mut self, cluster: usize, token: u32) {
+        self.members.add(cluster, token);
+        self.changes.add(cluster as u32);
+    }
+
+    /// Returns the bytes of what it keeps beside members, keys and steps.
+    fn other_bytes(&self) -> usize {
+        self.profiled.capacity() * size_of::<f32>() + size_of::<RecentChanges>()
+    }
+
     /// Adds the tokens of the oldest waiting group to clusters.
     fn take_in(&mut self, group: &LeavingGroup<'_>) -> Result<()> {
         let mut products = None;
@@ -252,7 +275,7 @@ impl ProfiledClusters {
             let members = &self.members;
             let has_room = |cluster: usize| members.has_room(cluster);
             let joins = self.recent.assign_with_room(slot, self.radius, group.memberships, has_room)?;
-            joins.iter().for_each(|cluster| self.members.add(*cluster as usize, token));
+            joins.iter().for_each(|cluster| self.join(*cluster as usize, token));
             if !joins.is_empty() {
                 continue;
             }
@@ -264,8 +287,9 @@ impl ProfiledClusters {
                 Unactivated::Age(open) => open.filter(|cluster| self.members.of(*cluster).len() < group.mean_size),
             };
             match found.filter(|cluster| self.members.has_room(*cluster)) {
-                Some(cluster) => self.members.add(cluster, token),
+                Some(cluster) => self.join(cluster, token),
                 None => {
+                    self.changes.add(self.members.len() as u32);
                     self.recent.open_cluster(slot)?;
                     self.members.open(token);
                     match &mut self.unactivated {
@@ -349,6 +373,9 @@ impl LayerSummary for SwarmLayer {
             Unactivated::Age(open) => *open = None,
         }
         clusters.recent.retain_clusters(|cluster| is_left[cluster]);
+        let mut left = is_left.iter();
+        clusters.profiled.retain(|_| left.next().copied().unwrap_or(false));
+        clusters.changes.clear();
     }
 
     fn bytes(&self) -> usize {
@@ -359,6 +386,7 @@ impl LayerSummary for SwarmLayer {
             + clusters.members.bytes_for(own)
             + clusters.key_bytes(own)
             + recent.bytes_once(own, recent.slots())
+            + clusters.other_bytes()
             + activated
     }
 
@@ -372,6 +400,7 @@ impl LayerSummary for SwarmLayer {
             + clusters.members.bytes_for(most)
             + clusters.key_bytes(most)
             + clusters.recent.bytes_once(most, waiting)
+            + clusters.other_bytes()
             + activated
             + scratch
     }
@@ -427,7 +456,8 @@ impl LayerSummary for SwarmLayer {
         let assignment = MedoidClusters::assign_bytes_for(tokens, tokens * stored, self.shape.width()) + built;
         let phases = [weight_bytes(tokens, &self.shape), build, calibration, assignment];
         let activated = queries * (tokens / 34 + 1) * size_of::<u32>();
-        let kept = CoActivation::bytes_for(tokens, queries) + activated + lists;
+        let profiled = tokens * size_of::<f32>() + size_of::<RecentChanges>();
+        let kept = CoActivation::bytes_for(tokens, queries) + activated + lists + profiled;
         Some(kept + phases.into_iter().max().unwrap_or(0))
     }
 

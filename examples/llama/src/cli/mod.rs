@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use stratakv::layout::PlaneCodec;
+use stratakv::options::CachePolicy;
 use stratakv::{Durability, SummaryResidency};
 
 use crate::budget::Budget;
@@ -120,9 +121,12 @@ pub struct CacheArgs {
     /// Number of first layers that attend to everything
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub dense_layers: u32,
-    /// MiB of memory that cache the blocks which most steps ask for, as part of the memory limit
+    /// MiB of memory that cache blocks, as part of the memory limit
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
     pub cache_mib: u32,
+    /// Policy of the cache. `cost` evicts blocks last that every step asks for (LeoAM's table of frequencies)
+    #[arg(long, value_name = "POLICY", default_value_t = CachePolicy::COST_EFFECTIVE)]
+    pub cache_policy: CachePolicy,
     /// Where the bounds of keys are: in memory, or on disk, where each selection reads them
     #[arg(long, value_enum, default_value_t = SummaryPlace::Resident)]
     pub summaries: SummaryPlace,
@@ -199,6 +203,7 @@ impl CacheArgs {
             adapters: self.adapters.clone(),
             dense_layers: self.dense_layers as usize,
             cache_mib: u64::from(self.cache_mib),
+            cache_policy: self.cache_policy,
             summaries: self.summaries.into(),
             budget: self.budget,
             group_tokens: self.group_tokens as usize,
@@ -380,6 +385,7 @@ fn plain_options(group_tokens: u32, devices: &[PathBuf]) -> KvOptions {
         adapters: None,
         dense_layers: 0,
         cache_mib: 0,
+        cache_policy: CachePolicy::COST_EFFECTIVE,
         summaries: SummaryResidency::Resident,
         budget: Budget::Tokens(1),
         group_tokens: group_tokens as usize,

@@ -49,6 +49,8 @@ pub struct KvOptions {
     pub dense_layers: usize,
     /// MiB of memory for the cache of blocks. 0 means no cache.
     pub cache_mib: u64,
+    /// The policy that replaces blocks of the cache.
+    pub cache_policy: CachePolicy,
     /// Where sequences keep the bounds of their keys.
     pub summaries: SummaryResidency,
     /// How many tokens a step attends to.
@@ -157,9 +159,7 @@ fn settings(options: &KvOptions, temporary: Option<&Temporary>) -> StoreOptions 
         settings.memory_limit = ByteSize(limit);
     }
     if options.cache_mib > 0 {
-        // This policy evicts blocks that every step asks for last (LeoAM's table of access frequencies).
-        let policy = CachePolicy::CostEffective { base_us: 80, mib_per_s: 1000 };
-        settings.cache = Some(CacheOptions::new(ByteSize::mib(options.cache_mib)).policy(policy));
+        settings.cache = Some(CacheOptions::new(ByteSize::mib(options.cache_mib)).policy(options.cache_policy));
     }
     if let Some(place) = temporary {
         settings = settings.device(place.directory.path());
