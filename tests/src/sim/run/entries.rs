@@ -194,7 +194,7 @@ fn choose(
     let (query, shape) = (query(shape, layer), shape.keys());
     let budget = (tokens / 2).saturating_sub(tokens - choosable);
     if budget.min(choosable) == 0 {
-        return Ok(ChosenEntries { heads: vec![Vec::new()], runs: 0 });
+        return Ok(ChosenEntries { heads: vec![Vec::new()], ..ChosenEntries::default() });
     }
     let aggregation = HeadAggregation::Softmax;
     method.choose(summaries, &EntryRequest { query: &query, shape, scale, aggregation, tokens: 0..choosable, budget })
