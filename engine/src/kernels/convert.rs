@@ -338,6 +338,11 @@ pub(crate) fn narrow(row: &[f32], dtype: DType, out: &mut [u8]) {
     }
 }
 
+/// Narrows to the bits of the nearest f16. Both slices have the same length.
+pub(crate) fn narrow_f16(from: &[f32], to: &mut [u16]) {
+    bytemuck::cast_slice_mut::<u16, f16>(to).convert_from_f32_slice(from);
+}
+
 /// Widens the bits of f16 elements. Both slices have the same length.
 pub(crate) fn widen_f16(from: &[u16], to: &mut [f32]) {
     bytemuck::cast_slice::<u16, f16>(from).convert_to_f32_slice(to);

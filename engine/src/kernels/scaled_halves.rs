@@ -4,8 +4,7 @@
 //! multiplied. A row of f16 below 2^15 keeps all its bits. A row of bf16 keeps the bits of elements
 //! above 2^-31 of the largest one.
 
-use half::f16;
-use half::slice::HalfFloatSliceExt;
+use super::convert::{narrow_f16, widen_f16};
 
 /// The exponent of the largest element of a row of halves.
 const TOP: i32 = 14;
@@ -25,14 +24,14 @@ pub(crate) fn narrow_scaled(row: &[f32], halves: &mut [u16]) -> i8 {
     for (row, halves) in row.chunks(RUN).zip(halves.chunks_mut(RUN)) {
         let scaled = &mut scaled[..row.len()];
         scaled.iter_mut().zip(row).for_each(|(scaled, x)| *scaled = x * factor);
-        bytemuck::cast_slice_mut::<u16, f16>(halves).convert_from_f32_slice(scaled);
+        narrow_f16(scaled, halves);
     }
     exponent as i8
 }
 
 /// Widens a row of halves.
 pub(crate) fn widen_scaled(halves: &[u16], exponent: i8, row: &mut [f32]) {
-    bytemuck::cast_slice::<u16, f16>(halves).convert_to_f32_slice(row);
+    widen_f16(halves, row);
     if exponent != 0 {
         let factor = power_of_two(exponent);
         row.iter_mut().for_each(|x| *x *= factor);
@@ -52,6 +51,7 @@ fn power(exponent: i32) -> f32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::f16;
     use proptest::prelude::*;
 
     proptest! {
