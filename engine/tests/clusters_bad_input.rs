@@ -20,7 +20,7 @@ const METHODS: [&str; 7] =
     ["dynakv:8", "clusterkv:8:joint", "kmeans:8", "pqcache:16", "tokens", "swarm:8", "infllm:16"];
 const TOKENS: usize = 700;
 
-/// What a caller can see of a sequence, its methods and its store.
+/// The state of a sequence, its methods and its store, as a caller sees it.
 #[derive(Debug, PartialEq)]
 struct State {
     length: u64,
@@ -328,7 +328,7 @@ fn a_dropped_method_is_refused_and_its_selections_stay() {
         for (what, call) in calls_of(id) {
             subject.refuses(what, ErrorKind::InvalidArgument, call);
         }
-        // A selection holds its tokens, so it stays as it was, also when the sequence has fewer tokens.
+        // A selection holds its tokens, so a cut of the sequence does not change it.
         assert_eq!((SHAPE.entries(&chosen), subject.stored.output(&query, &chosen)), (entries, output), "{name}");
     }
     let fresh = EntrySequence::new(SHAPE, Store::options());

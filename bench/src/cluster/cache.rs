@@ -73,7 +73,7 @@ pub(crate) struct ClusterCacheArgs {
     /// Entries of a group.
     #[arg(long, default_value_t = 8, value_parser = count())]
     group: u32,
-    /// Bytes of the cache over those of all blocks, separated by commas.
+    /// Sizes of the cache as shares of the bytes of all blocks, separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "0.05,0.1,0.2,0.4", value_parser = share)]
     capacity: Vec<f64>,
     /// Bytes of an entry.
@@ -117,7 +117,7 @@ struct ClusterCacheResult<'a> {
     trace: &'a str,
     entries: usize,
     clusters: usize,
-    /// Bytes of the cache over those of all blocks.
+    /// The size of the cache as a share of the bytes of all blocks.
     capacity: f64,
     capacity_bytes: usize,
     steps: usize,

@@ -153,7 +153,7 @@ pub(super) fn evict_silently(inner: &Arc<StoreInner>, bytes: u64, gone: &mut Vec
     Ok(freed)
 }
 
-/// Releases derived frames of closed sequences until at least `bytes` more are dead or none is left. Returns the bytes.
+/// Releases derived frames of closed sequences until `bytes` more are dead or all are released. Returns the bytes.
 ///
 /// # Errors
 /// The commit failed.

@@ -48,7 +48,7 @@ pub struct ChosenEntries {
     pub clusters: Vec<Vec<u32>>,
 }
 
-/// What a method knows of one of its clusters.
+/// The members and the profiled use of one cluster.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClusterFacts<'a> {
     /// The tokens of the cluster.

@@ -37,7 +37,7 @@ impl RecordedQueries {
         self.layers.get(layer).into_iter().flatten().map(Vec::as_slice).collect()
     }
 
-    /// Returns the queries of the first layer, which are as many as those of every other layer after a step.
+    /// Returns the number of queries of the first layer. After a step, every layer has as many.
     #[must_use]
     pub fn count(&self) -> usize {
         self.layers.first().map_or(0, VecDeque::len)

@@ -250,7 +250,7 @@ impl StoreKv {
         self.recorded = Some(RecordedQueries::new(self.geometry.layers.len(), limit));
     }
 
-    /// Returns the queries that clusters are made of: those of [`KvCache::set_profile`], or the recorded ones.
+    /// Returns the queries that make the clusters: the ones that [`KvCache::set_profile`] got, or the recorded ones.
     #[must_use]
     pub fn profile_queries(&self) -> Option<&RecordedQueries> {
         self.profile.as_ref().or(self.recorded.as_ref())
