@@ -5,10 +5,11 @@ use crate::codec::CodecArgs;
 use crate::decode::DecodeArgs;
 use crate::devices::{DevicesCommand, scale};
 use crate::ingest::IngestArgs;
+use crate::peers::PeersArgs;
 use crate::read::{DriversArgs, ReadArgs};
 use crate::select::SelectArgs;
 use crate::store::{churn, commit, open, resident, start, written};
-use crate::{cluster, codec, decode, devices, ingest, read, select};
+use crate::{cluster, codec, decode, devices, ingest, peers, read, select};
 use anyhow::Result;
 use clap::{Parser, Subcommand};
 
@@ -16,6 +17,7 @@ const EXAMPLES: &str = "Examples:
   kvbench read --device /nvme0 --block 4KiB,16KiB,64KiB,128KiB --fio --bare --json
   kvbench drivers --device /nvme0 --block 64KiB
   kvbench ingest --device /nvme0 --size 8GiB --fio
+  kvbench peers --device /nvme0 --size 2GiB --cores 1,2
   kvbench commit --device /nvme0
   kvbench churn --device /nvme0 --capacity 4GiB --json
   kvbench select --tokens 32768,131072
@@ -40,6 +42,8 @@ pub(crate) enum Command {
     Drivers(DriversArgs),
     /// Measures prefill-sized appends and a commit, against fio's sequential writes.
     Ingest(IngestArgs),
+    /// Measures ingest and decode batches against other stores, files and a bare loop.
+    Peers(PeersArgs),
     /// Measures durable commits of one decode step, against plain calls that write the same bytes.
     Commit(commit::CommitArgs),
     /// Measures the bytes that devices receive while sequences of mixed lengths come and go in a nearly full store.
@@ -75,6 +79,7 @@ impl Command {
             Self::Read(args) => read::run(args),
             Self::Drivers(args) => read::drivers::run(args),
             Self::Ingest(args) => ingest::run(args),
+            Self::Peers(args) => peers::run(args),
             Self::Commit(args) => commit::run(args),
             Self::Churn(args) => churn::run(args),
             Self::Written(args) => written::run(args),

@@ -12,6 +12,7 @@ mod codec;
 mod decode;
 mod devices;
 mod ingest;
+mod peers;
 mod read;
 mod select;
 mod store;

@@ -33,12 +33,25 @@ fn read_measures_each_block_size() {
     for result in &found {
         assert_positive(result, &["gb_per_s", "iops", "p50_us", "p99_us", "cpu_s_per_gb", "checksum_cpu_s_per_gb"]);
         assert_positive(result, &["bare_gb_per_s", "bare_cpu_s_per_gb", "ratio_bare"]);
+        assert_positive(result, &["bare_touched_gb_per_s", "ratio_bare_touched", "bare_p99_us", "ratio_bare_p99"]);
         assert_eq!(result["requests_per_batch"].as_f64(), Some(8.0));
         assert!(result["huge_pages"].is_string());
         match result["fio_skipped"].as_str() {
             Some(why) => assert!(why.starts_with("skipped: fio")),
             None => assert_positive(result, &["fio_gb_per_s", "ratio_fio", "fio_full_gb_per_s"]),
         }
+    }
+}
+
+#[test]
+fn reads_with_attention_are_compared_with_bare_loops() {
+    let arguments = ["read", "--attend", "--block", "64KiB", "--batch", "8", "--seconds", "0.1", "--rounds", "2"];
+    let found = results(&[&arguments[..], &["--size", "8MiB", "--json"]].concat());
+    assert_eq!(found.len(), 1);
+    assert_positive(&found[0], &["gb_per_s", "cpu_s_per_gb", "p50_us", "p99_us", "apart_gb_per_s", "steps_gb_per_s"]);
+    assert_positive(&found[0], &["parts_gb_per_s", "ratio_apart", "ratio_steps", "ratio_parts"]);
+    if std::thread::available_parallelism().is_ok_and(|cores| cores.get() > 1) {
+        assert_positive(&found[0], &["two_cores_gb_per_s", "ratio_two_cores"]);
     }
 }
 
@@ -133,6 +146,30 @@ fn ingest_counts_the_bytes_written_to_the_device() {
     let amplification = found[0]["write_amplification"].as_f64().expect("a number");
     assert!((1.0..2.0).contains(&amplification), "{amplification}");
     assert!(found[0]["write_amplification_kv"].as_f64().expect("a number") > amplification);
+}
+
+#[test]
+fn peers_store_and_read_the_same_blocks() {
+    let arguments =
+        ["peers", "--peers", "stratakv,raw,files-direct,files-buffered", "--block", "16KiB", "--batch", "8"];
+    let sizes = ["--size", "4MiB", "--cores", "1", "--threads", "4", "--rounds", "2", "--ingest-rounds", "1"];
+    let found = results(&[&arguments[..], &sizes, &["--seconds", "0.1", "--json"]].concat());
+    let sides: Vec<_> = found.iter().map(|r| (r["what"].as_str(), r["peer"].as_str())).collect();
+    let (ingest, read) = (Some("ingest"), Some("read"));
+    let peers = ["stratakv", "raw", "files-direct", "files-buffered"];
+    // Both ways to read files share one store.
+    let stored = peers.iter().take(3).map(|peer| (ingest, Some(*peer)));
+    let expected: Vec<_> = stored.chain(peers.map(|peer| (read, Some(peer)))).collect();
+    assert_eq!(sides, expected);
+    for result in &found {
+        assert!(result["skipped"].is_null(), "{result}");
+        assert_positive(result, &["gb_per_s", "cpu_s_per_gb", "resident_mib", "ratio_engine"]);
+        match result["what"].as_str() {
+            Some("read") => assert_positive(result, &["p50_us", "p99_us"]),
+            // The engine preallocates a whole segment.
+            _ => assert!(result["space"].as_f64().is_some_and(|space| space >= 1.0), "{result}"),
+        }
+    }
 }
 
 #[test]

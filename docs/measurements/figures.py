@@ -107,7 +107,7 @@ def verdict(row, columns):
         if not good:
             missed.append(column["name"])
     if not missed:
-        return "met"
+        return "met" if held else ""
     return "**missed**" if not held else "**missed**: " + ", ".join(missed)
 
 

@@ -127,7 +127,15 @@ fn blocks<'a>(shape: &AttentionShape, bytes: &'a [u8], group_tokens: usize) -> V
     let (k_bytes, v_bytes) = (shape.k_plane_bytes(group_tokens), shape.v_plane_bytes(group_tokens));
     let group = |block: &'a [u8]| {
         let (k, v) = block.split_at(k_bytes);
-        KvBlock { k, v, group_tokens, tokens: group_tokens, heads: HeadMask::all(KV_HEADS), positions: None }
+        KvBlock {
+            k,
+            v,
+            group_tokens,
+            tokens: group_tokens,
+            heads: HeadMask::all(KV_HEADS),
+            positions: None,
+            one_head: false,
+        }
     };
     bytes.chunks_exact(k_bytes + v_bytes).map(group).collect()
 }

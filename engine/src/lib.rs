@@ -93,6 +93,7 @@ pub mod metrics;
 pub mod options;
 pub mod pipeline;
 mod plan;
+mod pools;
 pub mod read;
 mod recovery;
 pub mod retrieval;
@@ -104,6 +105,9 @@ pub mod store;
 mod sync;
 
 pub use error::{Error, ErrorKind, Result};
+// For benches/checksum_bandwidth.rs.
+#[doc(hidden)]
+pub use kernels::plane_checksum;
 pub use layout::{KvLayout, TensorView};
 pub use options::{Budget, ByteSize, CreateOptions, Durability, StoreOptions, StoredSummary, SummaryResidency};
 pub use plan::{PlaneSet, SelectOptions, SelectRequest, Selection};

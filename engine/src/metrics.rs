@@ -85,6 +85,9 @@ impl MemoryBudget {
     }
 
     fn take(&self, bytes: usize, category: Category) -> bool {
+        if refusal::strikes() {
+            return false;
+        }
         let within = |used: usize| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
         let Ok(before) = self.total.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, within) else {
             return false;
@@ -127,6 +130,45 @@ impl MemoryBudget {
     /// returns.
     pub(crate) fn returned(&self) -> &Arc<EventCount> {
         &self.returned
+    }
+}
+
+/// Refusals of memory that a simulation asks for, on its thread.
+#[cfg(feature = "sim")]
+pub(crate) mod refusal {
+    use std::cell::Cell;
+
+    thread_local! {
+        /// Reservations that still succeed, and then reservations that are refused.
+        static TO_COME: Cell<Option<(u64, u64)>> = const { Cell::new(None) };
+        static REFUSED: Cell<u64> = const { Cell::new(0) };
+    }
+
+    /// Refuses some reservations of this thread, after others have succeeded.
+    pub(crate) fn set(to_come: Option<(u64, u64)>) {
+        TO_COME.set(to_come);
+    }
+
+    /// Returns how many reservations were refused since the last call.
+    pub(crate) fn take_refused() -> u64 {
+        REFUSED.take()
+    }
+
+    /// Returns whether this reservation is refused.
+    pub(crate) fn strikes() -> bool {
+        let Some((before, refused)) = TO_COME.get() else { return false };
+        let strikes = before == 0 && refused > 0;
+        TO_COME.set(if before > 0 { Some((before - 1, refused)) } else { Some((0, refused.saturating_sub(1))) });
+        REFUSED.set(REFUSED.get() + u64::from(strikes));
+        strikes
+    }
+}
+
+#[cfg(not(feature = "sim"))]
+pub(crate) mod refusal {
+    /// Returns false, because only a simulation refuses memory that is there.
+    pub(crate) const fn strikes() -> bool {
+        false
     }
 }
 
@@ -273,6 +315,8 @@ device_counters! {
     checksum_failures,
     /// Blocks that were read again because of a wrong checksum.
     rereads,
+    /// Pages of stored clusters that failed or had a wrong checksum, and were read from groups.
+    rebuilt_pages,
     /// Superblock slots and manifest copies that were damaged, missing or unreadable at open while others were intact.
     /// An opening for writing repairs them.
     damaged_metadata,
@@ -410,6 +454,7 @@ pub(crate) struct StoreCounters {
     pub(crate) cleaned_segments: Counter,
     pub(crate) moved_bytes: Counter,
     pub(crate) no_space: Counter,
+    pub(crate) dropped_clusters: Counter,
 }
 
 /// A counter that any thread may raise.

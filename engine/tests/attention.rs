@@ -97,6 +97,7 @@ impl Block {
             tokens: self.tokens,
             heads: self.heads,
             positions: self.positions,
+            one_head: false,
         }
     }
 }
@@ -420,8 +421,15 @@ fn scores_at_the_ends_of_the_range() {
         let mut partial = Partial::new(&shape);
         for (k, v, expected) in [(-f32::MAX, 7.0f32, 7.0), (f32::MAX, 3.0, 3.0), (-f32::MAX, 9.0, 3.0)] {
             let (k, v) = (k.to_le_bytes(), v.to_le_bytes());
-            let kv_block =
-                KvBlock { k: &k, v: &v, group_tokens: 1, tokens: 1, heads: HeadMask::all(1), positions: None };
+            let kv_block = KvBlock {
+                k: &k,
+                v: &v,
+                group_tokens: 1,
+                tokens: 1,
+                heads: HeadMask::all(1),
+                positions: None,
+                one_head: false,
+            };
             partial.add(&query, &kv_block, &mut workspace).unwrap();
             let mut out = [0.0];
             partial.finish(&mut out).unwrap();

@@ -161,7 +161,7 @@ fn batches_leak_nothing(driver: DriverChoice, copies: u8, devices: u8, threads: 
     let options = || {
         let options = Store::options().memory_limit(ByteSize::mib(24)).driver(driver).hedge_percentile(Some(0.5));
         let options = dirs.iter().fold(options, |options, own| options.device(own));
-        StoreOptions { shard_threads: threads, ..options }
+        options.shard_threads(threads)
     };
     let store = options().open().unwrap();
     let sequence = filled_with(&store, copies);

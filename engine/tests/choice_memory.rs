@@ -1,13 +1,13 @@
-//! A choice of entries takes at most the memory that it announced.
+//! A choice of entries takes at most the memory that it announced, and none that the limit does not hold.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
-use stratakv::DType;
 use stratakv::retrieval::{
     Adapter, Codebook, EntryRequest, HeadAggregation, KeyGroup, KeyShape, LayerSummary, MethodSpec, QueryProfile,
     SealedKeys,
 };
+use stratakv::{Budget, ByteSize, CreateOptions, DType, ErrorKind, KvLayout, SelectRequest, Store, TensorView};
 use stratakv_testing::rng::Rng;
 
 /// Counts the bytes that this thread holds, and the most that it held.
@@ -54,6 +54,8 @@ static ALLOCATOR: Counting = Counting;
 const KV_HEADS: usize = 2;
 const DIM: usize = 8;
 const GROUP: usize = 8;
+/// The tokens of a sequence in a store.
+const TOKENS: usize = 8000;
 const SHAPE: KeyShape = KeyShape { kv_heads: KV_HEADS, key_dim: DIM, group_tokens: GROUP, dtype: DType::F32 };
 const METHODS: [&str; 16] = [
     "tokens",
@@ -167,5 +169,35 @@ fn choices_take_at_most_the_bytes_that_they_announced() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_choice_that_memory_does_not_hold_is_refused() {
+    for method in ["tokens", "dynakv:2:joint", "kmeans:2:joint", "pqcache:16", "swarm:4:members", "infllm:5"] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::options().device(dir.path()).memory_limit(ByteSize::mib(24)).open().unwrap();
+        let layout = KvLayout::builder().layers(1).kv_heads(KV_HEADS as u16).head_dim(DIM as u16);
+        let layout = layout.group_tokens(GROUP as u16).dtype(DType::F32).build().unwrap();
+        let mut sequence = store.create_sequence(&layout, CreateOptions::new()).unwrap();
+        let mut random = Rng(3);
+        let rows: Vec<f32> = (0..TOKENS * KV_HEADS * DIM).map(|_| random.unit()).collect();
+        let view = TensorView::token_major(&rows, TOKENS, KV_HEADS, DIM);
+        sequence.append(0, view, view).unwrap();
+        let spec: MethodSpec = method.parse().unwrap();
+        let id = sequence.attach(spec.selector(spec.adapter_name().map(|_| adapter())).unwrap()).unwrap();
+        let small = query(2, &mut random);
+        if method.starts_with("swarm") || method.starts_with("infllm") {
+            sequence.profile(id, 0, &[&small], None).unwrap();
+        }
+        let chosen = |query: &[f32]| {
+            let request = SelectRequest::query(query).budget(Budget::tokens(200)).selector(id);
+            sequence.select(0, request).map(|found| found.entries(0).collect::<Vec<u64>>())
+        };
+        let before = chosen(&small).unwrap();
+        // The scores of 1024 query heads take more than the limit.
+        let error = chosen(&query(1024 / KV_HEADS, &mut random)).expect_err(method);
+        assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{method}: {error}");
+        assert_eq!(chosen(&small).unwrap(), before, "{method}: nothing changed");
     }
 }

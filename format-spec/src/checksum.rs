@@ -75,6 +75,16 @@ pub fn crc64(bytes: &[u8]) -> u64 {
     crc_fast::checksum(crc_fast::CrcAlgorithm::Crc64Nvme, bytes)
 }
 
+/// Returns the CRC-64/NVME state after `bytes`, from the state before them.
+///
+/// A state is a checksum with all bits inverted.
+#[must_use]
+pub fn crc64_continue(state: u64, bytes: &[u8]) -> u64 {
+    let mut crc = crc_fast::Digest::new_with_init_state(crc_fast::CrcAlgorithm::Crc64Nvme, state);
+    crc.update(bytes);
+    !crc.finalize()
+}
+
 /// The identity of a plane, which seeds its payload checksum.
 ///
 /// Because of the seed, the right bytes in the wrong place do not verify.

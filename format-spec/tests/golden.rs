@@ -35,16 +35,7 @@ fn read(name: &str) -> Vec<u8> {
     fs::read(directory().join(name)).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 
-#[test]
-#[ignore = "writes golden files that do not exist yet"]
-fn generate_writes_the_golden_files() {
-    b::write_new_files(&directory(), g::files());
-}
-
-#[test]
-fn golden_files_are_built_byte_for_byte() {
-    b::assert_same_files(&directory(), &g::files());
-}
+b::golden_file_tests!(directory(), g::files());
 
 /// Returns all files below a directory.
 fn files_below(directory: &Path) -> Vec<PathBuf> {

@@ -1,16 +1,16 @@
 //! Frame headers and batches with a correct checksum and wrong contents. Each is refused for its own reason.
 
-#[allow(dead_code, unused_imports, reason = "the golden tests use the rest")]
+#[allow(dead_code, unused_imports, unused_macros, reason = "the golden tests use the rest")]
 mod builder;
 #[allow(dead_code, reason = "the golden tests use the rest")]
 mod golden_store;
+mod hostile;
 
 use builder as b;
 use golden_store as g;
 use proptest::prelude::*;
 use stratakv_format::checksum::PayloadChecksum;
-use stratakv_format::frame::{Descriptor, FrameView, HeaderBuilder, KIND_GROUPS};
-use stratakv_format::ids::{FrameId, LayoutId, SequenceId};
+use stratakv_format::frame::{Descriptor, FrameView, KIND_GROUPS};
 use stratakv_format::manifest::Batch;
 use stratakv_format::{FormatError, PAGE_BYTES};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -24,33 +24,15 @@ fn fix_crc(pages: &mut [u8], nonce: u64) {
     pages[4..8].copy_from_slice(&crc.finalize().to_le_bytes());
 }
 
-/// Verifies golden frame 1 with changed descriptors, checksums and front.
-fn read_changed(change: impl FnOnce(&mut Vec<Descriptor>, &mut Vec<u64>, &mut u32)) -> Result<(), FormatError> {
-    let [mut frame, _] = g::frames(PayloadChecksum::Crc64Nvme);
-    change(&mut frame.descriptors, &mut frame.checksums, &mut frame.front_pages);
-    let layout = g::layout();
-    let header = HeaderBuilder {
-        frame: FrameId(frame.frame),
-        lsn: frame.lsn,
-        nonce: frame.nonce,
-        sequence: SequenceId(1),
-        parent: None,
-        created_unix_ms: 1,
-        layout_id: LayoutId(1),
-        layout: &layout,
-        key: b::KEY,
-        summaries: 1,
-        descriptors: &frame.descriptors,
-        checksums: &frame.checksums,
-        front_pages: frame.front_pages,
-    };
-    header.write(&frame.place, &mut frame.bytes)?;
-    FrameView::verify(&frame.bytes, &frame.place).map(|_| ())
+/// Verifies golden frame 1 after a change.
+fn read_changed(change: impl FnOnce(&mut b::GoldenFrame)) -> Result<(), FormatError> {
+    let [frame, _] = g::frames(PayloadChecksum::Crc64Nvme);
+    hostile::read_changed(frame, &g::layout(), change)
 }
 
 #[test]
 fn every_wrong_descriptor_is_refused() {
-    assert_eq!(read_changed(|_, _, _| {}), Ok(()));
+    assert_eq!(read_changed(|_| {}), Ok(()));
     // The index of the descriptor (0-2 summaries, 3 token ids, 4-6 groups), the change, and the field in the error.
     type Change = fn(&mut Descriptor);
     let cases: &[(usize, Change, &str)] = &[
@@ -104,14 +86,14 @@ fn every_wrong_descriptor_is_refused() {
         (3, |d| (d.kind, d.tokens) = (U16::new(3), U32::new(129)), "tail tokens"),
     ];
     for (row, (index, change, field)) in cases.iter().enumerate() {
-        let found = read_changed(|descriptors, _, _| change(&mut descriptors[*index]));
+        let found = read_changed(|frame| change(&mut frame.descriptors[*index]));
         assert_eq!(found.map_err(|e| e.field), Err(*field), "row {row}");
     }
-    assert_eq!(read_changed(|_, sums, _| sums.push(1)).map_err(|e| e.field), Err("checksums"));
-    assert_eq!(read_changed(|_, _, front| *front = 0).map_err(|e| e.field), Err("front pages"));
-    assert_eq!(read_changed(|_, _, front| *front = 7).map_err(|e| e.field), Err("front pages"));
+    assert_eq!(read_changed(|frame| frame.checksums.push(1)).map_err(|e| e.field), Err("checksums"));
+    assert_eq!(read_changed(|frame| frame.front_pages = 0).map_err(|e| e.field), Err("front pages"));
+    assert_eq!(read_changed(|frame| frame.front_pages = 7).map_err(|e| e.field), Err("front pages"));
     assert_eq!(
-        read_changed(|_, _, front| *front = 3).map_err(|e| e.field),
+        read_changed(|frame| frame.front_pages = 3).map_err(|e| e.field),
         Err("extent on the wrong side of the front")
     );
 }

@@ -1,18 +1,19 @@
 //! Pools and directories of clusters with wrong contents. Each is refused for its own reason, without a read past its
 //! bytes.
 
-#[allow(dead_code, unused_imports, reason = "the golden tests use the rest")]
+#[allow(dead_code, unused_imports, unused_macros, reason = "the golden tests use the rest")]
 mod builder;
+mod hostile;
 #[allow(dead_code, reason = "the golden tests use the rest")]
-mod pools;
+#[path = "pools/store.rs"]
+mod store;
 
 use builder as b;
-use pools::{all_pieces, layout, pool_frame, token_frame};
 use proptest::prelude::*;
+use store::{all_pieces, layout, pool_frame, token_frame};
 use stratakv_format::error::FormatErrorCode;
-use stratakv_format::frame::{Descriptor, FrameView, HeaderBuilder, KIND_POOL};
-use stratakv_format::ids::{FrameId, LayoutId, SequenceId};
-use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
+use stratakv_format::frame::{Descriptor, KIND_POOL};
+use stratakv_format::layout::Layout;
 use stratakv_format::pool::{
     Cluster, ClusterPage, ClusterParts, DirectoryFields, DirectoryPiece, EntryHeads, PageGeometry, PageRun, PieceTables,
 };
@@ -20,39 +21,14 @@ use stratakv_format::{DType, FormatError, PAGE_BYTES};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
-/// Verifies the golden derived frame with changed descriptors and checksums.
-fn read_changed(change: impl FnOnce(&mut Vec<Descriptor>, &mut Vec<u64>)) -> Result<(), FormatError> {
-    read_frame(pool_frame(), change)
-}
-
-/// Verifies a frame with changed descriptors and checksums.
-fn read_frame(
-    mut frame: b::GoldenFrame,
-    change: impl FnOnce(&mut Vec<Descriptor>, &mut Vec<u64>),
-) -> Result<(), FormatError> {
-    change(&mut frame.descriptors, &mut frame.checksums);
-    let header = HeaderBuilder {
-        frame: FrameId(frame.frame),
-        lsn: frame.lsn,
-        nonce: frame.nonce,
-        sequence: SequenceId(2),
-        parent: None,
-        created_unix_ms: 1,
-        layout_id: LayoutId(1),
-        layout: &layout(),
-        key: b::KEY,
-        summaries: 0,
-        descriptors: &frame.descriptors,
-        checksums: &frame.checksums,
-        front_pages: frame.front_pages,
-    };
-    header.write(&frame.place, &mut frame.bytes)?;
-    FrameView::verify(&frame.bytes, &frame.place).map(|_| ())
+/// Verifies the golden derived frame after a change.
+fn read_changed(change: impl FnOnce(&mut b::GoldenFrame)) -> Result<(), FormatError> {
+    hostile::read_changed(pool_frame(), &layout(), change)
 }
 
 #[test]
 fn every_wrong_descriptor_of_a_derived_frame_is_refused() {
-    assert_eq!(read_changed(|_, _| {}), Ok(()));
+    assert_eq!(read_changed(|_| {}), Ok(()));
     type Change = fn(&mut Descriptor);
     // The index of the descriptor (0-8 pieces of directories, 9-11 pools), the change, and the field in the error.
     let cases: &[(usize, Change, &str)] = &[
@@ -94,15 +70,15 @@ fn every_wrong_descriptor_of_a_derived_frame_is_refused() {
         ),
     ];
     for (row, (index, change, field)) in cases.iter().enumerate() {
-        let found = read_changed(|descriptors, _| change(&mut descriptors[*index]));
+        let found = read_changed(|frame| change(&mut frame.descriptors[*index]));
         assert_eq!(found.map_err(|e| e.field), Err(*field), "row {row}");
     }
-    assert_eq!(read_changed(|_, sums| sums.push(1)).map_err(|e| e.field), Err("checksums"));
+    assert_eq!(read_changed(|frame| frame.checksums.push(1)).map_err(|e| e.field), Err("checksums"));
 }
 
 #[test]
 fn every_wrong_delta_is_refused() {
-    assert_eq!(read_frame(token_frame(), |_, _| {}), Ok(()));
+    assert_eq!(hostile::read_changed(token_frame(), &layout(), |_| {}), Ok(()));
     type Change = fn(&mut Descriptor);
     let cases: &[(Change, &str)] = &[
         (|d| d.layer = U16::new(1), "layer"),
@@ -120,7 +96,7 @@ fn every_wrong_delta_is_refused() {
         ),
     ];
     for (row, (change, field)) in cases.iter().enumerate() {
-        let found = read_frame(token_frame(), |descriptors, _| change(&mut descriptors[0]));
+        let found = hostile::read_changed(token_frame(), &layout(), |frame| change(&mut frame.descriptors[0]));
         assert_eq!(found.map_err(|e| e.field), Err(*field), "row {row}");
     }
 }
@@ -320,8 +296,7 @@ fn contents(piece: &DirectoryPiece<'_>) -> Contents {
 }
 
 fn one_layer(kv_heads: u16, key_dim: u16, value_dim: u16) -> Layout {
-    let layer = LayerGeometry { kv_heads, key_dim, value_dim, window: None, rope: None, codecs: RAW_PLANES };
-    Layout { dtype: DType::F16, group_tokens: 4, padded_planes: false, fingerprint: [0; 32], layers: vec![layer] }
+    Layout { fingerprint: [0; 32], ..b::layout_of(vec![b::layer(kv_heads, key_dim, value_dim)]) }
 }
 
 prop_compose! {
@@ -501,8 +476,8 @@ proptest! {
 #[test]
 fn a_pool_may_have_pages_that_were_not_written() {
     for written in 0..=4 {
-        let changed = read_changed(|descriptors, _| {
-            let pools = descriptors.iter_mut().filter(|d| d.kind.get() == KIND_POOL);
+        let changed = read_changed(|frame| {
+            let pools = frame.descriptors.iter_mut().filter(|d| d.kind.get() == KIND_POOL);
             pools.for_each(|d| d.tokens = U32::new(written.min(d.pieces.get())));
         });
         assert_eq!(changed, Ok(()));

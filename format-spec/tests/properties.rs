@@ -4,7 +4,7 @@
 //! - Damaged structures are refused.
 //! - Hostile bytes cause an error or a consistent structure, never a panic.
 
-#[allow(dead_code, unused_imports, reason = "the golden tests use the rest")]
+#[allow(dead_code, unused_imports, unused_macros, reason = "the golden tests use the rest")]
 mod builder;
 #[allow(dead_code, reason = "the golden tests use the rest")]
 mod golden_store;

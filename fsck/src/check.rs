@@ -9,6 +9,7 @@ use crate::finding::{Code, Finding, Findings, Sink};
 use crate::frames::{Checker, FrameInfo, ReadContext};
 use crate::manifest::{self, Generation, Manifest};
 use crate::options::Options;
+use crate::pool_map::PoolMap;
 use crate::replay::{Replay, State, StoreLimits};
 use crate::report::{CheckTotals, Counts, Progress, Report};
 use crate::segments::SegmentJob;
@@ -30,7 +31,7 @@ pub fn check(dirs: &[PathBuf], options: &Options, progress: &dyn Progress) -> Re
     let started = Instant::now();
     let sink = Sink::new(options.findings_max);
     let mut totals = CheckTotals::default();
-    let mut state = State::default();
+    let (mut state, mut pools) = (State::default(), PoolMap::default());
     if let Some(devices) = devices::open(dirs, &sink)? {
         totals.devices = devices.devices.len() as u64;
         let replayed = check_manifest(&devices, &mut totals, &sink);
@@ -40,7 +41,8 @@ pub fn check(dirs: &[PathBuf], options: &Options, progress: &dyn Progress) -> Re
         if let Some(replayed) = replayed {
             state = replayed;
             totals.complete = true;
-            check_frames(&FrameInputs { devices: &devices, state: &state, options, progress }, &mut totals, &sink);
+            let inputs = FrameInputs { devices: &devices, state: &state, options, progress };
+            pools = check_frames(&inputs, &mut totals, &sink);
         }
     }
     let mut findings = sink.into_findings();
@@ -56,6 +58,7 @@ pub fn check(dirs: &[PathBuf], options: &Options, progress: &dyn Progress) -> Re
         findings: findings.list,
         findings_left_out: findings.left_out,
         checked: totals,
+        pools,
         exit_code,
     })
 }
@@ -134,11 +137,13 @@ struct FrameInputs<'a> {
     progress: &'a dyn Progress,
 }
 
-/// Checks segments and frames on several threads, then sequences and adapters on this one.
-fn check_frames(inputs: &FrameInputs<'_>, totals: &mut CheckTotals, sink: &Sink) {
+/// Checks segments and frames on several threads, then sequences, adapters and clusters on this one. Returns the map of
+/// pools.
+fn check_frames(inputs: &FrameInputs<'_>, totals: &mut CheckTotals, sink: &Sink) -> PoolMap {
     let FrameInputs { devices, state, options, progress } = *inputs;
     let counts = Counts::default();
-    let context = ReadContext { checksum: devices.slot().checksum(), counts: &counts, sink, progress };
+    let checksum = devices.slot().checksum();
+    let context = ReadContext { checksum, full: options.full, counts: &counts, sink, progress };
     let checker = Checker { store_id: devices.store_id, state, context };
     let jobs = segments::plan_jobs(devices, state, sink);
     segments::report_leftovers(devices, state, sink);
@@ -147,15 +152,18 @@ fn check_frames(inputs: &FrameInputs<'_>, totals: &mut CheckTotals, sink: &Sink)
     let infos = read_frames(devices, &checker, &jobs, options.threads);
     sequences::check(devices, state, &infos, sink);
     adapters::check(devices, state, &infos, sink);
-    totals.clusters = clusters::check(devices, state, &infos, sink);
+    let found = clusters::check(devices, state, &infos, options.full, sink);
+    totals.clusters = found.totals;
     totals.segments = jobs.len() as u64;
     let adapters = state.sequences().values().filter(|sequence| sequence.adapter.is_some()).count();
     totals.adapters = adapters as u64;
     totals.sequences = (state.sequences().len() - adapters) as u64;
     totals.frames = counts.frames.get();
     totals.planes = counts.planes.get();
+    totals.summaries = counts.summaries.get();
     totals.payload_bytes = counts.payload_bytes.get();
     totals.bytes = counts.bytes.get();
+    PoolMap::new(&jobs, &found.named_bytes, found.directories)
 }
 
 /// Checks every frame of every job, and returns the content of each frame whose header is valid.

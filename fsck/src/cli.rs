@@ -54,6 +54,11 @@ enum Command {
     /// every committed token is stored. It never writes. The store must be closed, or open for reading only.
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
+    /// Lists the segments for pools, and the clusters that they store
+    ///
+    /// The list has bytes, pages and live shares of segments, and method, covered tokens and pages of each directory of
+    /// clusters. It checks the store first, and has the exit codes of `check`.
+    Map(MapArgs),
     /// Checks the file of an exported sequence; needs no store
     ///
     /// The check reads the file from front to back. It compares every piece with its checksum and its place, and every
@@ -76,6 +81,16 @@ struct ExportArgs {
 }
 
 #[derive(Debug, Args)]
+struct MapArgs {
+    /// The device directories of the store, all of them, in any order
+    #[arg(required = true, value_name = "DIR")]
+    directories: Vec<PathBuf>,
+    /// Print one JSON object, as `check` does; the field `pools` has the list
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Args)]
 struct CheckArgs {
     /// The device directories of the store, all of them, in any order
     #[arg(required = true, value_name = "DIR")]
@@ -86,6 +101,9 @@ struct CheckArgs {
     /// Print the keys of sequences in findings; keys are private data
     #[arg(long)]
     show_keys: bool,
+    /// Compare summaries and entries of clusters with the keys of their groups; takes longer
+    #[arg(long)]
+    full: bool,
     /// Print at most this many findings, and count the others
     #[arg(long, value_name = "N", default_value_t = 10_000)]
     max_findings: usize,
@@ -109,9 +127,14 @@ impl Progress for TerminalBar {
 pub fn run() -> ExitCode {
     let (text, code) = match Cli::parse().command {
         Command::Check(args) => {
-            let options = Options { show_keys: args.show_keys, findings_max: args.max_findings, ..Options::default() };
+            let (show_keys, full, findings_max) = (args.show_keys, args.full, args.max_findings);
+            let options = Options { show_keys, findings_max, full, ..Options::default() };
             let result = with_bar(args.json, |bar| check(&args.directories, &options, bar));
             output(args.json, result, |report| (report.to_text(), report.exit_code))
+        }
+        Command::Map(args) => {
+            let result = with_bar(args.json, |bar| check(&args.directories, &Options::default(), bar));
+            output(args.json, result, |report| (report.pools.to_text() + &report.to_text(), report.exit_code))
         }
         Command::CheckExport(args) => {
             let options = Options { show_keys: args.show_keys, ..Options::default() };

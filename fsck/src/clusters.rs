@@ -4,21 +4,24 @@
 //! 1. Read the pieces of each live derived frame that matched their checksum, and put directories together.
 //! 2. Compare the directories with the pools, and with each other: no page is named twice.
 //! 3. Compare each page with its checksum, and the bytes outside its entries with zero.
-//! 4. Count the clusters of each covered token.
+//! 4. Compare each entry with the group or tail that holds its token, if that is asked for.
+//! 5. Count the clusters of each covered token.
 //!
 //! Only directories in force are compared with pages. They have the highest generation per origin, set, layer and head.
 //! A frame that a directory names may be gone, because derived frames are never needed.
 
+use crate::cluster_entries::LayerRows;
 use crate::devices::Devices;
 use crate::finding::{Code, Finding, Sink};
 use crate::frames::{DirectoryExtent, FrameInfo};
 use crate::io::{self, StoreFile};
+use crate::pool_map::StoredDirectory;
 use crate::replay::{Frame, State};
 use crate::report::ClusterTotals;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::layout::Layout;
-use stratakv_format::pool::{ClusterPage, ClusterTable, DirectoryPiece, PageGeometry, PieceTables};
+use stratakv_format::pool::{ClusterPage, ClusterTable, DirectoryPiece, EntryHeads, PageGeometry, PieceTables};
 use stratakv_format::{Location, PAGE_BYTES, PlaneIdentity, SegmentId, SequenceId, segment};
 
 /// The identity of a directory: origin, set, layer and head. The head is its code on disk.
@@ -27,16 +30,36 @@ type DirectoryKey = (u64, u64, u16, u16);
 /// A directory in force: its generation, the LSN of its frame, the frame, and its number there.
 type InForce = (u64, u64, u64, usize);
 
+/// The clusters of a store.
+pub(crate) struct FoundClusters {
+    pub(crate) totals: ClusterTotals,
+    /// The directories in force.
+    pub(crate) directories: Vec<StoredDirectory>,
+    /// Bytes of pages that directories in force name, by device and segment.
+    pub(crate) named_bytes: BTreeMap<(u16, u32), u64>,
+}
+
 /// Checks the clusters of all live derived frames. `infos` holds the frames whose header is valid.
-pub(crate) fn check(devices: &Devices, state: &State, infos: &HashMap<u64, FrameInfo>, sink: &Sink) -> ClusterTotals {
+///
+/// With `full`, it compares every entry with its token.
+pub(crate) fn check(
+    devices: &Devices,
+    state: &State,
+    infos: &HashMap<u64, FrameInfo>,
+    full: bool,
+    sink: &Sink,
+) -> FoundClusters {
     let quiet = Sink::new(0);
     let mut checker = ClusterChecker {
         devices,
         state,
         infos,
+        full,
         sink,
         files: HashMap::new(),
         named: HashSet::new(),
+        named_bytes: BTreeMap::new(),
+        found: Vec::new(),
         totals: ClusterTotals::default(),
     };
     let mut frames: Vec<u64> = infos.keys().copied().filter(|id| state.is_derived(*id)).collect();
@@ -69,13 +92,17 @@ pub(crate) fn check(devices: &Devices, state: &State, infos: &HashMap<u64, Frame
             }
         }
     }
-    checker.totals
+    let ClusterChecker { totals, mut found, named_bytes, .. } = checker;
+    found.sort_by_key(|own| (own.origin, own.set, own.layer, own.head));
+    FoundClusters { totals, directories: found, named_bytes }
 }
 
 /// The pieces of a directory, in the order of their frame, and its layer.
 struct Directory<'a> {
     layer: u16,
     pieces: Vec<DirectoryPiece<'a>>,
+    /// Bytes of the pieces.
+    bytes: u64,
 }
 
 /// The result of a check of a directory. The error is the message of a finding.
@@ -112,6 +139,15 @@ impl Directory<'_> {
         require(clusters == [known; 2], || format!("its parts hold {clusters:?} of {known} clusters"))?;
         require(entries == [stated; 2], || format!("its parts hold {entries:?} of {stated} entries"))?;
         require(sizes[0] == sizes[1], || "its parts state different numbers of entries of a cluster".into())
+    }
+
+    /// Returns the tokens of the entries of each cluster.
+    fn positions(&self) -> impl Iterator<Item = Vec<u32>> + '_ {
+        let tables = self.pieces.iter().filter_map(|piece| match piece.tables() {
+            PieceTables::Positions(table) => Some(table),
+            PieceTables::Clusters(_) => None,
+        });
+        tables.flat_map(|table| table.clusters().map(|tokens| tokens.iter().map(|token| token.get()).collect()))
     }
 
     /// Checks that every covered token is in as many clusters as the directory allows, and once in each.
@@ -153,11 +189,15 @@ struct ClusterChecker<'a> {
     devices: &'a Devices,
     state: &'a State,
     infos: &'a HashMap<u64, FrameInfo>,
+    /// True if entries are compared with their tokens.
+    full: bool,
     sink: &'a Sink,
     /// The segment files that were opened, by device and segment. A file that cannot be opened was reported.
     files: HashMap<(u16, u32), Option<StoreFile>>,
     /// The pages that directories in force name: frame and page.
     named: HashSet<(u64, u32)>,
+    named_bytes: BTreeMap<(u16, u32), u64>,
+    found: Vec<StoredDirectory>,
     totals: ClusterTotals,
 }
 
@@ -206,8 +246,9 @@ impl<'a> ClusterChecker<'a> {
                 Some(Ok(piece)) => match directories.last_mut() {
                     Some(last) if last.layer == extent.layer && last.pieces[0].is_of_same_directory(&piece) => {
                         last.pieces.push(piece);
+                        last.bytes += extent.bytes;
                     }
-                    _ => directories.push(Directory { layer: extent.layer, pieces: vec![piece] }),
+                    _ => directories.push(Directory { layer: extent.layer, pieces: vec![piece], bytes: extent.bytes }),
                 },
                 Some(Err(error)) => {
                     is_whole = false;
@@ -243,25 +284,64 @@ impl<'a> ClusterChecker<'a> {
         self.sink.push(finding);
     }
 
+    /// Returns the entry of a directory in the map of pools, without its pages.
+    fn stored(&self, id: u64, frame: &Frame, directory: &Directory<'_>) -> StoredDirectory {
+        let (piece, header) = (&directory.pieces[0], directory.pieces[0].header());
+        let sequences = self.state.sequences().iter().filter(|(_, own)| own.refs.contains_key(&id));
+        StoredDirectory {
+            origin: frame.record.origin.get(),
+            sequences: sequences.map(|(sequence, _)| *sequence).collect(),
+            frame: id,
+            set: header.set.get(),
+            layer: directory.layer,
+            head: match piece.heads() {
+                EntryHeads::One(head) => Some(head),
+                EntryHeads::All => None,
+            },
+            method: piece.method().to_owned(),
+            covered_tokens: header.tokens.get(),
+            clusters: u64::from(header.clusters.get()),
+            entries: header.entries.get(),
+            pages: 0,
+            page_bytes: 0,
+            directory_bytes: directory.bytes,
+        }
+    }
+
     /// Checks the pages and the coverage of a directory in force.
     fn check_directory(&mut self, id: u64, frame: &Frame, directory: &Directory<'_>) {
         let whole = (frame.location.offset(), frame.location.bytes());
         self.totals.directories += 1;
+        let layout = self.infos.get(&id).and_then(|info| self.state.layouts.get(&info.layout));
+        let origin = frame.record.origin.get();
+        let mut rows = layout
+            .filter(|_| self.full)
+            .and_then(|layout| LayerRows::new(self.state, self.infos, (id, origin), (layout, directory.layer)));
+        let mut stored = self.stored(id, frame, directory);
+        let mut positions = directory.positions();
         for piece in &directory.pieces {
             let PieceTables::Clusters(table) = piece.tables() else { continue };
             for cluster in table.clusters() {
                 self.totals.clusters += 1;
                 self.totals.runs += cluster.runs.len() as u64;
+                let tokens = positions.next().unwrap_or_default();
+                let mut left = &tokens[..];
                 for page in cluster.pages() {
                     self.totals.pages += 1;
+                    stored.pages += 1;
+                    stored.page_bytes += table.geometry().page_bytes as u64;
                     let owner = table.frames()[page.frame].get();
-                    if let Err(text) = self.check_page(owner, directory, (piece, table), &page) {
+                    let (own, others) = left.split_at(left.len().min(page.valid as usize));
+                    left = others;
+                    let entries = rows.as_mut().map(|rows| (rows, own));
+                    if let Err(text) = self.check_page(owner, directory, (piece, table), &page, entries) {
                         let finding = Finding::damage(Code::ClusterDirectory, text).layer(directory.layer);
                         self.push(finding, (id, frame), whole);
                     }
                 }
             }
         }
+        self.found.push(stored);
         if let Err((token, text)) = directory.check_coverage() {
             let finding = Finding::damage(Code::ClusterCoverage, text).layer(directory.layer).tokens(token, token + 1);
             self.push(finding, (id, frame), whole);
@@ -275,6 +355,7 @@ impl<'a> ClusterChecker<'a> {
         directory: &Directory<'_>,
         (piece, table): (&DirectoryPiece<'_>, &ClusterTable<'_>),
         page: &ClusterPage,
+        entries: Option<(&mut LayerRows<'a>, &[u32])>,
     ) -> Checked {
         let geometry = table.geometry();
         // Without the frame the page is not used. If its header is damaged, that was reported.
@@ -286,6 +367,8 @@ impl<'a> ClusterChecker<'a> {
         require(is_inside, || format!("a run names page {number} of frame {owner}, which is in no pool of the layer"))?;
         let is_first = self.named.insert((owner, number));
         require(is_first, || format!("page {number} of frame {owner} is named twice"))?;
+        let segment = (frame.location.device.0, frame.location.segment.0);
+        *self.named_bytes.entry(segment).or_default() += geometry.page_bytes as u64;
         let offset = frame.location.offset() + u64::from(page.page) * PAGE_BYTES as u64;
         let (checksum, sink) = (self.devices.slot().checksum(), self.sink);
         let Some(file) = self.file(&frame.location) else { return Ok(()) };
@@ -297,6 +380,14 @@ impl<'a> ClusterChecker<'a> {
         let identity = PlaneIdentity::of_page(nonce, origin, directory.layer, piece.heads(), page.page, page.valid);
         if let Some(finding) = page_defect(&bytes, &geometry, page, checksum.compute(&identity, &bytes)) {
             self.push(finding.layer(directory.layer).plane("page"), (owner, frame), (offset, bytes.len() as u64));
+            return Ok(());
+        }
+        let Some((rows, tokens)) = entries else { return Ok(()) };
+        if let Some(slot) = rows.first_difference(self.devices, (&geometry, piece.heads()), &bytes, tokens) {
+            let token = u64::from(tokens[slot]);
+            let text = format!("the entry in slot {slot} of the page differs from its token {token}");
+            let finding = Finding::damage(Code::ClusterPage, text).layer(directory.layer).tokens(token, token + 1);
+            self.push(finding, (owner, frame), (offset, bytes.len() as u64));
         }
         Ok(())
     }
@@ -318,7 +409,7 @@ mod tests {
     use super::*;
     use stratakv_format::DType;
     use stratakv_format::layout::{LayerGeometry, RAW_PLANES};
-    use stratakv_format::pool::{ClusterParts, DirectoryFields, EntryHeads};
+    use stratakv_format::pool::{ClusterParts, DirectoryFields};
 
     fn layout() -> Layout {
         let layer =
@@ -359,7 +450,7 @@ mod tests {
 
     fn directory<'a>(pieces: &'a [Vec<u8>], layout: &Layout) -> Directory<'a> {
         let verify = |bytes: &'a Vec<u8>| DirectoryPiece::verify(bytes, layout, 0).expect("a valid piece");
-        Directory { layer: 0, pieces: pieces.iter().map(verify).collect() }
+        Directory { layer: 0, pieces: pieces.iter().map(verify).collect(), bytes: 0 }
     }
 
     #[test]

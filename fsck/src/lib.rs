@@ -28,8 +28,10 @@
 mod adapters;
 mod check;
 pub mod cli;
+mod cluster_entries;
 mod clusters;
 mod devices;
+mod elements;
 mod error;
 mod export;
 mod finding;
@@ -39,6 +41,7 @@ mod manifest;
 mod options;
 mod overlay;
 mod planes;
+mod pool_map;
 mod replay;
 mod report;
 mod segments;
@@ -50,4 +53,5 @@ pub use error::{CheckError, EXIT_CLEAN, EXIT_DAMAGE, EXIT_IN_USE, EXIT_IO, EXIT_
 pub use export::{ExportInfo, ExportReport, check_export, check_reader};
 pub use finding::{Code, Finding, Severity};
 pub use options::Options;
+pub use pool_map::{PoolMap, PoolSegment, StoredDirectory};
 pub use report::{CheckTotals, ClusterTotals, Progress, Report};

@@ -1,11 +1,11 @@
-//! The decoder for planes under a codec, written from SPEC.md chapter 8 alone.
+//! The elements of planes, and the decoder for planes under a codec, written from SPEC.md chapter 8 alone.
 
 use half::{bf16, f16};
 use stratakv_format::codec::{PlaneShape, VALUE_RANGE_CHANNELS};
 use stratakv_format::{DType, PlaneCodec};
 
 /// Returns element `at` of a plane as `f32`.
-fn element(dtype: DType, bytes: &[u8], at: usize) -> f32 {
+pub(crate) fn element(dtype: DType, bytes: &[u8], at: usize) -> f32 {
     match dtype {
         DType::F32 => f32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]]),
         DType::F16 => f16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32(),

@@ -1,6 +1,7 @@
 //! The report of a check: findings, totals and exit code.
 
 use crate::finding::{Code, Finding, Severity};
+use crate::pool_map::PoolMap;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -36,6 +37,8 @@ pub struct CheckTotals {
     pub frames: u64,
     /// Planes whose checksum was computed.
     pub planes: u64,
+    /// Summary records that were compared with the keys of their groups. 0 unless [`Options::full`](crate::Options).
+    pub summaries: u64,
     /// Bytes of these planes.
     pub payload_bytes: u64,
     /// Bytes of live frames that were read: headers, planes and padding.
@@ -80,6 +83,8 @@ pub struct Report {
     pub findings_left_out: u64,
     /// The amounts of what was read.
     pub checked: CheckTotals,
+    /// Pools and clusters. Empty if `checked.complete` is false.
+    pub pools: PoolMap,
     /// The exit code of the program.
     pub exit_code: u8,
 }
@@ -117,6 +122,9 @@ impl Report {
             c.seconds,
         );
         let ClusterTotals { frames, directories, clusters, pages, runs, pool_pages } = c.clusters;
+        if c.summaries > 0 {
+            let _ = writeln!(text, "{} summary records compared with the keys of their groups", c.summaries);
+        }
         if frames > 0 {
             let _ = writeln!(
                 text,
@@ -157,6 +165,7 @@ impl Counter {
 pub(crate) struct Counts {
     pub(crate) frames: Counter,
     pub(crate) planes: Counter,
+    pub(crate) summaries: Counter,
     pub(crate) payload_bytes: Counter,
     pub(crate) bytes: Counter,
 }

@@ -56,6 +56,12 @@ impl Store {
         check(&[self.root.path().to_path_buf()], &Options::default(), &()).expect("a report")
     }
 
+    /// Checks the store, and compares each entry with its token.
+    fn check_fully(&self) -> Report {
+        let options = Options { full: true, ..Options::default() };
+        check(&[self.root.path().to_path_buf()], &options, &()).expect("a report")
+    }
+
     /// Changes piece `nth` of the directories, and corrects every checksum above it.
     fn change_piece(&self, nth: usize, change: impl FnOnce(&mut [u8])) {
         let mut crcs = (0, 0);
@@ -221,4 +227,37 @@ fn a_damaged_header_of_a_derived_frame_costs_no_token() {
     let report = store.check();
     assert_only(&report, Code::FrameHeader);
     assert_eq!(report.checked.clusters.frames, 0);
+}
+
+#[test]
+fn a_full_check_finds_entries_that_are_not_those_of_their_tokens() {
+    let report = Store::copy().check_fully();
+    assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 0), "{}", report.to_text());
+    // The first cluster is {0, 3, 5}. Its first two entries change places in the directory, but not in the page.
+    let store = Store::copy();
+    store.change_piece(1, |piece| piece.swap(112, 116));
+    assert!(store.check().clean);
+    let report = store.check_fully();
+    assert_only(&report, Code::ClusterPage);
+    assert!(report.to_text().contains("differs from its token"), "{}", report.to_text());
+    assert_eq!((report.findings[0].layer, report.findings[0].frame), (Some(0), Some(2)));
+}
+
+#[test]
+fn the_map_lists_segments_for_pools_and_directories_of_clusters() {
+    let map = Store::copy().check().pools;
+    let segments: Vec<_> =
+        map.segments.iter().map(|own| (own.segment, own.frames, own.live_bytes, own.named_bytes)).collect();
+    assert_eq!(segments, [(2, 1, 12 * PAGE_BYTES as u64, 9 * PAGE_BYTES as u64)]);
+    let directories: Vec<_> = map
+        .directories
+        .iter()
+        .map(|own| (own.set, own.layer, own.head, own.covered_tokens, own.clusters, own.entries, own.pages))
+        .collect();
+    let expected =
+        [(1, 0, Some(0), 8, 2, 8, 2), (1, 0, Some(1), 8, 2, 8, 2), (2, 0, None, 8, 2, 9, 3), (2, 2, None, 8, 2, 9, 2)];
+    assert_eq!(directories, expected);
+    // The fork shares the directories of its parent.
+    assert!(map.directories.iter().all(|own| own.origin == 2 && own.sequences == [2, 3]));
+    assert!(map.to_text().contains("sequence 3: 4 directories, 8 clusters, 9 pages, 39400 bytes"));
 }

@@ -98,6 +98,27 @@ pub fn rounded(x: f32, dtype: DType) -> f64 {
     }
 }
 
+/// Returns shapes with every element type: two layers, one layer, a window with layers without KV and without V, and
+/// values that are shorter than keys.
+#[must_use]
+pub fn varied_shapes() -> Vec<SequenceShape> {
+    let shape = |layers: Vec<LayerShape>, dtype, group| SequenceShape { layers, dtype, group };
+    vec![
+        shape(vec![LayerShape::full(2, 16), LayerShape::full(1, 8)], DType::F16, 4),
+        shape(vec![LayerShape::full(2, 64)], DType::F32, 8),
+        shape(
+            vec![
+                LayerShape { window: Some(29), ..LayerShape::full(1, 24) },
+                LayerShape::full(0, 0),
+                LayerShape { value_dim: 0, ..LayerShape::full(1, 40) },
+            ],
+            DType::Bf16,
+            5,
+        ),
+        shape(vec![LayerShape { value_dim: 16, ..LayerShape::full(4, 32) }], DType::Bf16, 1),
+    ]
+}
+
 impl SequenceShape {
     /// Builds the layout.
     ///

@@ -59,6 +59,8 @@ pub struct EntryHistory {
     next: u64,
     devices: DeviceState,
     rng: Rng,
+    /// Selections that read pages of stored clusters.
+    paged: usize,
 }
 
 impl EntryHistory {
@@ -78,21 +80,29 @@ impl EntryHistory {
             next: 0,
             devices: DeviceState::Sound,
             rng: Rng::with_seed(seed),
+            paged: 0,
         };
         history.append(1 + history.rng.clone().usize(..TOKENS_MAX / 2));
         history.attach();
         history
     }
 
-    /// Runs a whole history on sound devices, and deletes the sequence.
+    /// Runs a whole history on sound devices, and deletes the sequence. Returns [`Self::paged`].
     ///
     /// # Panics
     /// A check fails.
-    pub fn run(mut self) {
+    pub fn run(mut self) -> usize {
         (0..self.rng.usize(4..24)).for_each(|_| self.step());
         if let Some(sequence) = self.sequence.take() {
             sequence.delete(Durability::Lazy).expect("a deletion");
         }
+        self.paged
+    }
+
+    /// Returns how many selections have read pages of stored clusters.
+    #[must_use]
+    pub fn paged(&self) -> usize {
+        self.paged
     }
 
     /// Sets what the devices may do from now on.
@@ -129,7 +139,7 @@ impl EntryHistory {
     /// A check fails.
     pub fn step(&mut self) {
         let is_sound = self.devices == DeviceState::Sound;
-        match self.rng.u8(..20) {
+        match self.rng.u8(..22) {
             0..=6 if self.tokens.len() < TOKENS_MAX => {
                 let most = if self.rng.bool() { 12 } else { 200 };
                 let count = self.rng.usize(1..most);
@@ -140,6 +150,7 @@ impl EntryHistory {
             9 if is_sound => self.reopen(),
             10 if self.methods.len() < 3 => self.attach(),
             11 if is_sound => self.commit(Durability::Lazy).expect("a commit"),
+            12 | 13 if is_sound => self.store_clusters(),
             _ => self.select(),
         }
     }
@@ -236,6 +247,25 @@ impl EntryHistory {
         self.attach();
     }
 
+    /// Stores the clusters of a method, or drops those that are stored.
+    fn store_clusters(&mut self) {
+        if self.methods.is_empty() {
+            return;
+        }
+        if self.rng.bool() {
+            self.commit(Durability::Lazy).expect("a commit");
+        }
+        if self.rng.u8(..8) == 0 {
+            self.sequence().drop_stored_clusters().expect("a commit");
+        }
+        let (name, id) = self.methods[self.rng.usize(..self.methods.len())];
+        match self.sequence().store_clusters(id) {
+            Ok(stored) => assert!(stored.tokens <= self.sequence().committed(), "{name}: {stored:?}"),
+            // It has no clusters yet, or none of committed tokens.
+            Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{name}: {e:?}"),
+        }
+    }
+
     fn query(&mut self) -> Vec<f32> {
         let heads = SHAPE.q_heads / SHAPE.kv_heads;
         (0..heads).flat_map(|_| SHAPE.row(self.rng.u64(..self.next + 9), 0)).collect()
@@ -285,7 +315,7 @@ impl EntryHistory {
         self.check(name, &query, budget.max(sinks.next_multiple_of(SHAPE.group) + 2 * SHAPE.group), &chosen);
     }
 
-    fn check(&self, name: &str, query: &[f32], most: usize, chosen: &Selection) {
+    fn check(&mut self, name: &str, query: &[f32], most: usize, chosen: &Selection) {
         let length = self.tokens.len();
         assert_eq!(chosen.length(), length as u64, "{name}");
         let entries = SHAPE.entries(chosen);
@@ -297,7 +327,12 @@ impl EntryHistory {
             assert!(has_window || own.len() <= most || own.len() == length, "{name}: {}", own.len());
         }
         match SHAPE.output(self.store(), query, chosen) {
-            Ok(out) => assert_eq!(wrong_output(&self.tokens, query, &entries, &out), None, "{name}"),
+            Ok(out) => {
+                assert_eq!(wrong_output(&self.tokens, query, &entries, &out), None, "{name}");
+                let again = SHAPE.output(self.store(), query, chosen);
+                assert!(again.is_ok_and(|again| again == out) || self.devices == DeviceState::Unreadable, "{name}");
+                self.paged += usize::from(chosen.stored_pages() > 0);
+            }
             Err(e) => assert!(self.devices == DeviceState::Unreadable && e.kind() == ErrorKind::Io, "{name}: {e:?}"),
         }
     }

@@ -4,6 +4,7 @@
 pub mod damage;
 pub mod disk;
 pub mod image;
+pub mod protocol;
 pub mod real;
 pub mod sim;
 pub mod soak;

@@ -42,6 +42,8 @@ struct Seen {
     given_up: usize,
     /// A device that was lost joined again.
     joined: usize,
+    /// A selection read pages of stored clusters.
+    paged: usize,
 }
 
 /// A history on several devices, each group with two copies.
@@ -135,13 +137,14 @@ fn histories_attend_to_each_entry_once_while_devices_fail_and_come_back() {
         let run = catch_unwind(AssertUnwindSafe(|| {
             let mut machine = Machine::new(seed);
             (0..1 + machine.rng.below(3)).for_each(|_| machine.life(&mut seen));
+            seen.paged += machine.history.paged();
         }));
         if let Err(panic) = run {
             eprintln!("repeat with STRATAKV_TEST_HISTORIES=1 STRATAKV_TEST_SEED={seed}");
             resume_unwind(panic);
         }
     }
-    let least = seen.came_back.min(seen.degraded).min(seen.given_up).min(seen.joined);
+    let least = seen.came_back.min(seen.degraded).min(seen.given_up).min(seen.joined).min(seen.paged);
     assert!(least > 0 || histories < 40, "{seen:?}");
 }
 

@@ -22,7 +22,7 @@ stratakv_tests::on_threads!(
 );
 
 fn options(threads: Option<usize>) -> StoreOptions {
-    StoreOptions { shard_threads: threads, ..medium().memory_limit(ByteSize::mib(16)) }
+    medium().memory_limit(ByteSize::mib(16)).shard_threads(threads)
 }
 
 fn some_groups(rng: &mut Rng, count: usize) -> Vec<u64> {

@@ -17,32 +17,21 @@ use stratakv::{
 };
 use stratakv_format::export::{ExportEnd, PIECE_END, PIECE_KEY, Piece, PieceHeader};
 use stratakv_format::{PAGE_BYTES, Unverified};
-use stratakv_tests::content::{LayerShape, Order, SequenceShape};
+use stratakv_tests::content::{LayerShape, Order, SequenceShape, varied_shapes};
 use stratakv_tests::count_from_env;
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, small_options};
 use stratakv_tests::rng::{Rng, mix};
 use zerocopy::IntoBytes;
 
-fn shapes() -> [SequenceShape; 6] {
-    let layers = |layers: Vec<LayerShape>, dtype, group| SequenceShape { layers, dtype, group };
-    [
-        layers(vec![LayerShape::full(2, 16), LayerShape::full(1, 8)], DType::F16, 4),
-        layers(vec![LayerShape::full(2, 64)], DType::F32, 8),
-        layers(
-            vec![
-                LayerShape { window: Some(29), ..LayerShape::full(1, 24) },
-                LayerShape::full(0, 0),
-                LayerShape { value_dim: 0, ..LayerShape::full(1, 40) },
-            ],
-            DType::Bf16,
-            5,
-        ),
-        layers(vec![LayerShape { value_dim: 16, ..LayerShape::full(4, 32) }], DType::Bf16, 1),
+fn shapes() -> Vec<SequenceShape> {
+    let shape = |layers: Vec<LayerShape>, dtype, group| SequenceShape { layers, dtype, group };
+    let large = [
         // A block of more than a page, and one that is not a multiple of a page.
-        layers(vec![LayerShape::full(4, 80), LayerShape::full(1, 17)], DType::F16, 16),
-        // A block larger than a part of a view.
-        layers(vec![LayerShape::full(16, 128)], DType::F32, 32),
-    ]
+        shape(vec![LayerShape::full(4, 80), LayerShape::full(1, 17)], DType::F16, 16),
+        // A block larger than a part of a selection.
+        shape(vec![LayerShape::full(16, 128)], DType::F32, 32),
+    ];
+    varied_shapes().into_iter().chain(large).collect()
 }
 
 fn pieces(file: &[u8]) -> Vec<(Piece, Vec<u8>)> {

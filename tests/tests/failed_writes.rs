@@ -1,13 +1,13 @@
 //! Writes that fail between attempts to commit. Everything that is finally acknowledged must be there.
 
-use stratakv::sim::{Faults, Geometry, Simulation};
+use stratakv::sim::{Faults, Simulation};
 use stratakv::{ByteSize, CreateOptions, DType, Durability, Error, ErrorKind, OpenSequence, Store, StoreOptions};
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
+use stratakv_tests::disk::{MANIFEST_PAGES, small_geometry};
 use stratakv_tests::rng::mix;
 
 const SEGMENT: u64 = 64 << 10;
 const SEGMENTS: u64 = 24;
-const MANIFEST_PAGES: u64 = 12;
 /// Token ids of a frame. They take more than half a segment, so that each frame needs its own.
 const IDS: usize = 6000;
 
@@ -32,14 +32,7 @@ fn failed(outcome: Result<(), Error>, io: &mut bool) -> bool {
 /// Commits several small frames of which only some fit. Then frees space, appends more and commits until that succeeds.
 /// Write number `write` fails. Returns whether the first commit lacked space and a later attempt met the failed write.
 fn commit_in_parts(fillers: usize, write: u64) -> bool {
-    let geometry = Geometry {
-        devices: 1,
-        device_bytes: 64 << 20,
-        manifest_pages: MANIFEST_PAGES,
-        batch_bytes: 12_000,
-        whole: false,
-    };
-    let simulation = Simulation::new(&geometry, 5);
+    let simulation = Simulation::new(&small_geometry(1), 5);
     let store = simulation.open(options()).expect("a store");
     let layout = shape().layout().expect("a layout");
     for at in 0..fillers {

@@ -11,10 +11,10 @@ use stratakv::{
     StoreOptions, StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
+use stratakv_tests::disk::{MANIFEST_PAGES, small_geometry};
 use stratakv_tests::rng::mix;
 
 const SEGMENT: u64 = 64 << 10;
-const MANIFEST_PAGES: u64 = 12;
 /// The number of truncations. The reserve has space for their tails.
 const CUTS: usize = 8;
 
@@ -23,20 +23,17 @@ fn shape() -> SequenceShape {
 }
 
 fn simulation(seed: u64) -> Simulation {
-    let geometry = Geometry {
-        devices: 1,
-        device_bytes: 64 << 20,
-        manifest_pages: MANIFEST_PAGES,
-        batch_bytes: 12_000,
-        whole: false,
-    };
-    Simulation::new(&geometry, seed)
+    Simulation::new(&small_geometry(1), seed)
 }
 
-/// Returns options with a capacity of `segments` segments and two generations of the manifest.
+/// Returns the bytes of `segments` segments and two generations of the manifest.
+fn capacity(segments: u64) -> u64 {
+    segments * SEGMENT + 8192 + 4 * MANIFEST_PAGES * 4096
+}
+
 fn options(segments: u64) -> StoreOptions {
     let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
-    options.capacity(ByteSize(segments * SEGMENT + 8192 + 4 * MANIFEST_PAGES * 4096)).frame_bytes(ByteSize::kib(64))
+    options.capacity(ByteSize(capacity(segments))).frame_bytes(ByteSize::kib(64))
 }
 
 fn append(sequence: &mut Sequence, seeds: &mut Vec<u64>, tokens: usize) -> stratakv::Result<()> {
@@ -172,7 +169,7 @@ fn forks_that_fill_the_manifest_are_deleted_again() {
         let forks: Vec<SequenceId> =
             store.sequences().iter().filter(|info| info.key.is_empty()).map(|info| SequenceId(info.id)).collect();
         assert!(forks.len() > 10, "{}", forks.len());
-        assert!(store.usage().expect("usage").file_bytes <= options(10).capacity.expect("a capacity").0);
+        assert!(store.usage().expect("usage").file_bytes <= capacity(10));
         for id in forks {
             let deleted = store.delete_sequence_id(id, Durability::Sync);
             deleted.unwrap_or_else(|e| panic!("{e:?} {:#?}", store.usage()));
@@ -242,14 +239,7 @@ fn appends_after_a_truncation_are_admitted_like_others() {
 #[test]
 fn commits_that_wait_for_room_are_bounded() {
     let options = || Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
-    let geometry = Geometry {
-        devices: 1,
-        device_bytes: 64 << 20,
-        manifest_pages: MANIFEST_PAGES,
-        batch_bytes: 12_000,
-        whole: true,
-    };
-    let simulation = Simulation::new(&geometry, 1);
+    let simulation = Simulation::new(&Geometry { whole: true, ..small_geometry(1) }, 1);
     let store = simulation.open(options()).expect("a store");
     let mut sequences = [create(&store, "a"), create(&store, "b")];
     sequences.iter_mut().for_each(|sequence| sequence.commit(Durability::Sync).expect("a commit"));
@@ -321,9 +311,7 @@ fn a_sequence_is_in_use_until_its_handle_is_dropped() {
 /// Listings, namespaces and totals all count every copy of a frame.
 #[test]
 fn bytes_of_copies_are_reported_alike() {
-    let geometry =
-        Geometry { devices: 2, device_bytes: 64 << 20, manifest_pages: 12, batch_bytes: 12_000, whole: false };
-    let simulation = Simulation::new(&geometry, 3);
+    let simulation = Simulation::new(&small_geometry(2), 3);
     let store = simulation.open(Store::options().memory_limit(ByteSize::mib(8))).expect("a store");
     let layout = shape().layout().expect("a layout");
     let options = CreateOptions::new().key("twice").copies(2);

@@ -87,7 +87,7 @@ fn disks(root: &Path, count: usize) -> Result<Vec<Disk>, String> {
 fn options(disks: &[Disk], threads: Option<usize>) -> StoreOptions {
     let options = disks.iter().fold(Store::options(), |options, disk| options.device(disk.directory()));
     let options = options.memory_limit(ByteSize::mib(48)).segment_bytes(ByteSize::mib(2));
-    StoreOptions { shard_threads: threads, ..options.frame_bytes(ByteSize::kib(256)) }
+    options.frame_bytes(ByteSize::kib(256)).shard_threads(threads)
 }
 
 fn filled(store: &Store) -> Sequence {

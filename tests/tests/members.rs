@@ -24,7 +24,7 @@ fn geometry(devices: usize, device_bytes: u64) -> Geometry {
 
 fn options(threads: Option<usize>) -> StoreOptions {
     let options = Store::options().memory_limit(ByteSize::mib(8)).frame_bytes(ByteSize::kib(64));
-    StoreOptions { shard_threads: threads, ..options.segment_bytes(ByteSize(SEGMENT_PAGES * PAGE)) }
+    options.segment_bytes(ByteSize(SEGMENT_PAGES * PAGE)).shard_threads(threads)
 }
 
 fn seeds(name: u64) -> Vec<u64> {

@@ -3,8 +3,7 @@
 
 use std::path::PathBuf;
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, OpenSequence, SelectRequest, Sequence, Store, StoreOptions,
-    StoredSummary,
+    Budget, ByteSize, CreateOptions, DType, Durability, OpenSequence, SelectRequest, Sequence, Store, StoredSummary,
 };
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, small_options};
@@ -85,7 +84,7 @@ fn write_amplification_of_commits() {
     for (per, tokens, most) in [(1, 192_u64, 2.2), (64, 192, 1.05 + 7.0 / 64.0), (192, 192, 1.02)] {
         let dirs = device_dirs(&root.path().join(per.to_string()), 1);
         let options = small_options(&dirs).segment_bytes(ByteSize::mib(32)).memory_limit(ByteSize::mib(256));
-        let store = options.frame_bytes(StoreOptions::default().frame_bytes).open().expect("a store");
+        let store = options.frame_bytes(ByteSize::mib(4)).open().expect("a store");
         let layout = shape.layout().expect("a layout");
         let mut sequence = store.create_sequence(&layout, CreateOptions::new().key("k")).expect("a sequence");
         let before = store.usage().expect("usage").lifetime_bytes;

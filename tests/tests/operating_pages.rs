@@ -4,6 +4,8 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
+use stratakv::options::CacheOptions;
 use stratakv::store::{Health, Usage};
 use stratakv::{ByteSize, StoreOptions};
 
@@ -67,6 +69,17 @@ fn settings_page_has_every_option_with_its_default() {
         };
         assert_eq!(plain(row), plain(&expected), "`{name}`");
     }
+}
+
+#[test]
+fn settings_keep_their_values_in_text() {
+    let options = StoreOptions::default().device("a").capacity(ByteSize::gib(2)).lazy_delay(Duration::from_millis(7));
+    let options = options.hedge_percentile(None).cache(CacheOptions::new(ByteSize::mib(4)));
+    let text = serde_json::to_string(&options).unwrap();
+    assert_eq!(serde_json::from_str::<StoreOptions>(&text).unwrap(), options, "{text}");
+    let read: StoreOptions = serde_json::from_str(r#"{"lazy_delay_ms": 7, "devices": ["a"]}"#).unwrap();
+    assert_eq!(read, StoreOptions::default().device("a").lazy_delay(Duration::from_millis(7)));
+    assert!(serde_json::from_str::<StoreOptions>(r#"{"lazy_delay": 7}"#).is_err());
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 use std::path::Path;
 use stratakv::layout::{LayerSpec, Rope};
-use stratakv::options::{CacheOptions, CachePolicy, DriverChoice};
+use stratakv::options::{CacheOptions, CachePolicy, DriverChoice, HelperUse};
 use stratakv::pipeline::{DecodeModel, Pipeline, PipelineReport};
 use stratakv::retrieval::ReconstructOptions;
 use stratakv::sim::{Faults, Geometry, Simulation};
@@ -114,13 +114,13 @@ fn prefill(store: &Store, tokens: usize) -> Vec<Sequence> {
 const BUDGET: Budget = Budget::tokens(60);
 
 /// Decodes a step without a pipeline.
-fn plain_step(store: &Store, sequences: &mut [&mut Sequence], model: &mut Model) -> Result<()> {
+fn plain_step(store: &Store, sequences: &mut [&mut Sequence], model: &mut Model, budget: Budget) -> Result<()> {
     for layer in KV_LAYERS {
         let queries = model.project(layer, sequences)?;
         let views: Vec<Selection> = sequences
             .iter()
             .zip(&queries)
-            .map(|(s, q)| s.select(layer, SelectRequest::query(q).budget(BUDGET)))
+            .map(|(s, q)| s.select(layer, SelectRequest::query(q).budget(budget)))
             .collect::<Result<_>>()?;
         let batch = store.read(&views.iter().collect::<Vec<_>>()).submit()?.wait()?;
         let mut outs = vec![vec![0.0; Q_HEADS * DIM]; SEQUENCES];
@@ -150,7 +150,7 @@ fn expected() -> Vec<u32> {
     let mut sequences = prefill(&store, TOKENS);
     let mut model = Model::new(Predictions::None);
     for _ in 0..STEPS {
-        plain_step(&store, &mut sequences.iter_mut().collect::<Vec<_>>(), &mut model).unwrap();
+        plain_step(&store, &mut sequences.iter_mut().collect::<Vec<_>>(), &mut model, BUDGET).unwrap();
     }
     bits(&model)
 }
@@ -172,9 +172,7 @@ fn the_bits_are_those_of_decode_without_it() {
         for cache in [None, Some(CacheOptions::new(ByteSize::mib(2)).policy(CachePolicy::Fifo))] {
             for predictions in [Predictions::None, Predictions::Input, Predictions::Wrong, Predictions::Sometimes] {
                 let dir = tempfile::tempdir().unwrap();
-                let mut options = options(dir.path()).driver(driver);
-                options.cache = cache;
-                let store = options.open().unwrap();
+                let store = options(dir.path()).driver(driver).cache(cache).open().unwrap();
                 let (found, report) = decoded(&store, predictions);
                 let hits = store.status().cache.map_or(0, |cache| cache.hits);
                 let case = format!("{driver:?}, {cache:?}, {predictions:?}: {report:?}");
@@ -204,6 +202,40 @@ fn the_bits_are_those_of_decode_without_it() {
                 }
                 assert_eq!(report.wasted > 0, report.wasted_bytes > 0);
             }
+        }
+    }
+}
+
+#[test]
+fn reads_of_many_parts_have_the_same_bits_on_one_thread_and_on_two() {
+    const MANY: usize = 4001;
+    let decoded = |store: &Store, step: &mut dyn FnMut(&mut [&mut Sequence], &mut Model), predictions| {
+        let (mut sequences, mut model) = (prefill(store, MANY), Model::new(predictions));
+        (0..3).for_each(|_| step(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut model));
+        bits(&model)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let plain = options(dir.path()).open().unwrap();
+    let mut step = |sequences: &mut [&mut Sequence], model: &mut Model| {
+        plain_step(&plain, sequences, model, Budget::All).unwrap();
+    };
+    let expected = decoded(&plain, &mut step, Predictions::None);
+    for helper in [HelperUse::Off, HelperUse::Always] {
+        for predictions in [Predictions::None, Predictions::Input, Predictions::Sometimes] {
+            let dir = tempfile::tempdir().unwrap();
+            let limit = ByteSize::mib(64);
+            let store = options(dir.path()).memory_limit(limit).attend_helper(helper).open().unwrap();
+            let mut pipeline = Pipeline::new(&store, Budget::All);
+            let mut step = |sequences: &mut [&mut Sequence], model: &mut Model| {
+                pipeline.decode(sequences, model).unwrap();
+            };
+            let found = decoded(&store, &mut step, predictions);
+            assert!(found == expected, "{helper:?}, {predictions:?}: other bits");
+            let report = pipeline.take_report();
+            assert_eq!(report.prefetched > 0, predictions != Predictions::None, "{report:?}");
+            assert!(!report.device_time.is_zero(), "{report:?}");
+            // Reading and attending in one call waits for its first part at least.
+            assert!(!report.waited.is_zero() || predictions != Predictions::None, "{report:?}");
         }
     }
 }
@@ -368,9 +400,8 @@ fn simulated_devices_give_the_same_bits_and_order_every_time() {
     for cache in [None, Some(CacheOptions::new(ByteSize::mib(2)))] {
         let run = |seed| {
             let simulation = Simulation::new(&geometry, seed);
-            let mut options = Store::options().memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(2));
-            options.cache = cache;
-            let store = simulation.open(options).unwrap();
+            let options = Store::options().memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(2));
+            let store = simulation.open(options.cache(cache)).unwrap();
             let (found, report) = decoded(&store, Predictions::Sometimes);
             assert!(found == expected, "seed {seed}: {report:?}");
             drop(store);

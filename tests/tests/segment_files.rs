@@ -2,14 +2,13 @@
 //! acknowledged stays.
 
 use std::sync::OnceLock;
-use stratakv::sim::{Faults, Geometry, Simulation};
+use stratakv::sim::{Faults, Simulation};
 use stratakv::{ByteSize, CreateOptions, DType, Durability, OpenSequence, Store, StoreOptions};
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
-use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_options};
+use stratakv_tests::disk::{assert_clean, device_dirs, fast_scratch, small_geometry, small_options};
 use stratakv_tests::rng::mix;
 
 const SEGMENT: u64 = 64 << 10;
-const MANIFEST_PAGES: u64 = 12;
 const TOKENS: u64 = 40;
 
 fn shape() -> SequenceShape {
@@ -17,14 +16,7 @@ fn shape() -> SequenceShape {
 }
 
 fn simulation(seed: u64) -> Simulation {
-    let geometry = Geometry {
-        devices: 1,
-        device_bytes: 64 << 20,
-        manifest_pages: MANIFEST_PAGES,
-        batch_bytes: 12_000,
-        whole: false,
-    };
-    Simulation::new(&geometry, seed)
+    Simulation::new(&small_geometry(1), seed)
 }
 
 /// Returns options with a capacity of `segments` segments and two manifest generations of a new store. Must be called

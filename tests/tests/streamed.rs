@@ -22,8 +22,8 @@ use stratakv::{
 use stratakv_testing::read_bytes;
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
 use stratakv_tests::count_from_env;
-use stratakv_tests::disk::{assert_clean, copy_devices, device_dirs, fast_scratch, files, small_options};
-use stratakv_tests::rng::{Rng, noise};
+use stratakv_tests::disk::{assert_clean, device_dirs, each_flipped_byte, fast_scratch, small_options};
+use stratakv_tests::rng::noise;
 
 fn shape(dtype: DType) -> SequenceShape {
     let mut windowed = LayerShape::full(1, 16);
@@ -569,36 +569,24 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
         let expected = chosen(&sequence).expect("selected");
         drop(sequence);
         store.close().expect("closed");
-        let mut rng = Rng(3);
         let (mut tried, mut hit) = (0, 0);
-        let segments = files(&dirs[0]).into_iter().filter(|file| file.starts_with("segments"));
-        for segment in segments {
-            let whole = std::fs::read(dirs[0].join(&segment)).expect("a file");
-            for at in (8192..whole.len() - 4096).step_by(1231).filter(|at| whole[*at] != 0) {
-                let copy = root.path().join(format!("copy-{at}"));
-                let copied = copy_devices(&dirs, &copy, &mut rng);
-                let mut bytes = whole.clone();
-                bytes[at] ^= 0x10;
-                std::fs::write(copied[0].join(&segment), bytes).expect("written");
-                let store = small_options(&copied).open().expect("a store");
-                let open = |summaries| store.open_sequence("a", OpenSequence::new().summary_residency(summaries));
-                tried += 1;
-                let in_memory = open(SummaryResidency::Resident).map(drop);
-                match open(SummaryResidency::Streamed) {
-                    Ok(sequence) => assert_eq!(chosen(&sequence).expect("selected"), expected, "byte {at}"),
-                    Err(e) => assert!(copies == 1 && e.kind() == ErrorKind::Corruption, "{e}"),
-                }
-                // An open with resident summaries refuses damaged records. Streamed records are computed from the keys.
-                let counters: Vec<_> = store.status().devices.iter().map(|d| d.counters).collect();
-                let seen = counters.iter().any(|c| c.checksum_failures > 0);
-                hit += usize::from(seen);
-                if copies == 1 && seen {
-                    assert_eq!(in_memory.expect_err("damaged records").kind(), ErrorKind::Corruption);
-                }
-                drop(store);
-                std::fs::remove_dir_all(copy).expect("removed");
+        each_flipped_byte(root.path(), &dirs, |at, copied| {
+            let store = small_options(copied).open().expect("a store");
+            let open = |summaries| store.open_sequence("a", OpenSequence::new().summary_residency(summaries));
+            tried += 1;
+            let in_memory = open(SummaryResidency::Resident).map(drop);
+            match open(SummaryResidency::Streamed) {
+                Ok(sequence) => assert_eq!(chosen(&sequence).expect("selected"), expected, "byte {at}"),
+                Err(e) => assert!(copies == 1 && e.kind() == ErrorKind::Corruption, "{e}"),
             }
-        }
+            // An open with resident summaries refuses damaged records. Streamed records are computed from the keys.
+            let counters: Vec<_> = store.status().devices.iter().map(|d| d.counters).collect();
+            let seen = counters.iter().any(|c| c.checksum_failures > 0);
+            hit += usize::from(seen);
+            if copies == 1 && seen {
+                assert_eq!(in_memory.expect_err("damaged records").kind(), ErrorKind::Corruption);
+            }
+        });
         assert!(tried > 20 && hit > 3, "{hit} of {tried}");
     }
 }

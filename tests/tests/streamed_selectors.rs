@@ -11,8 +11,8 @@ use stratakv::{
 };
 use stratakv_testing::{read_bytes, summary_bytes, uniform_layout};
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
-use stratakv_tests::disk::{copy_devices, device_dirs, fast_scratch, files, small_options};
-use stratakv_tests::rng::{Rng, noise};
+use stratakv_tests::disk::{device_dirs, each_flipped_byte, fast_scratch, small_options};
+use stratakv_tests::rng::noise;
 
 const LAYERS: usize = 6;
 const TOKENS: usize = 8192;
@@ -179,32 +179,21 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
         let expected = chosen(&mut sequence).expect("selected");
         drop(sequence);
         store.close().expect("closed");
-        let mut rng = Rng(3);
         let (mut tried, mut hit, mut lost) = (0, 0, 0);
-        for segment in files(&dirs[0]).into_iter().filter(|file| file.starts_with("segments")) {
-            let whole = std::fs::read(dirs[0].join(&segment)).expect("a file");
-            for at in (8192..whole.len() - 4096).step_by(1231).filter(|at| whole[*at] != 0) {
-                let copy = root.path().join(format!("copy-{at}"));
-                let copied = copy_devices(&dirs, &copy, &mut rng);
-                let mut bytes = whole.clone();
-                bytes[at] ^= 0x10;
-                std::fs::write(copied[0].join(&segment), bytes).expect("written");
-                let store = small_options(&copied).open().expect("a store");
-                let open = store.open_sequence("a", OpenSequence::new().summary_residency(SummaryResidency::Streamed));
-                tried += 1;
-                match open.and_then(|mut sequence| chosen(&mut sequence)) {
-                    Ok(found) => assert_eq!(found, expected, "byte {at}"),
-                    Err(e) => {
-                        assert!(copies == 1 && e.kind() == ErrorKind::Corruption, "{e}");
-                        lost += 1;
-                    }
+        each_flipped_byte(root.path(), &dirs, |at, copied| {
+            let store = small_options(copied).open().expect("a store");
+            let open = store.open_sequence("a", OpenSequence::new().summary_residency(SummaryResidency::Streamed));
+            tried += 1;
+            match open.and_then(|mut sequence| chosen(&mut sequence)) {
+                Ok(found) => assert_eq!(found, expected, "byte {at}"),
+                Err(e) => {
+                    assert!(copies == 1 && e.kind() == ErrorKind::Corruption, "{e}");
+                    lost += 1;
                 }
-                let counters: Vec<_> = store.status().devices.iter().map(|d| d.counters).collect();
-                hit += usize::from(counters.iter().any(|c| c.checksum_failures > 0));
-                drop(store);
-                std::fs::remove_dir_all(copy).expect("removed");
             }
-        }
+            let counters: Vec<_> = store.status().devices.iter().map(|d| d.counters).collect();
+            hit += usize::from(counters.iter().any(|c| c.checksum_failures > 0));
+        });
         assert!(tried > 20 && hit > 2 && lost < hit, "{hit} of {tried}, {lost} lost");
     }
 }

@@ -104,8 +104,8 @@ impl World {
     }
 
     fn open(&mut self) {
-        let mut options = small_options(&self.dirs);
-        options.capacity = self.capacity.map(|segments| self.capacity(segments));
+        let capacity = self.capacity.map(|segments| self.capacity(segments));
+        let options = small_options(&self.dirs).capacity(capacity);
         self.store = Some(options.open().expect("the store opens"));
     }
 

@@ -2,7 +2,7 @@
 //!
 //! 1. Cluster the first entries by the queries that were recorded before.
 //! 2. In each maintenance step, `--window` queries also activate `--new` new entries. At its end these join clusters:
-//!    - `swarm`: the clusters whose medoids were activated with them ([`ClusterMaintenance`]).
+//!    - `swarm`: the clusters whose medoids were activated with them, at most `--memberships` ([`ClusterMaintenance`]).
 //!    - `min_size`: the smallest cluster.
 //!    - `min_diff`: the cluster whose medoid has the nearest key.
 //! 3. Queries of the same topics, which no method has seen, say how far members are from their medoids by then. The
@@ -54,7 +54,7 @@ pub(crate) struct ClusterDistanceArgs {
     /// Mean size of the first clusters.
     #[arg(long, default_value_t = 8.0)]
     mean_size: f64,
-    /// Most clusters of an entry of the first clusters, or none.
+    /// Most clusters of an entry, old or new, or none.
     #[arg(long, default_value = "2", value_parser = limit)]
     memberships: ClusterLimit,
     /// Elements of a key.
@@ -226,10 +226,11 @@ impl MaintainedClusters {
             let slots: Vec<u32> = fresh.map(|entry| entry - first).collect();
             maintenance.record(&medoids_of(&self.cluster_of_medoid, &query), &slots)?;
         }
+        let most = args.memberships.0.unwrap_or(usize::MAX);
         for slot in 0..args.new {
             let entry = first + slot;
             let nearest = self.nearest_medoid(entry);
-            let mut joined = maintenance.assign(slot, self.radius)?;
+            let mut joined = maintenance.assign_with_room(slot, self.radius, most, |_| true)?;
             if joined.is_empty() {
                 joined.push(nearest as u32);
                 self.joined_by_key += 1;

@@ -1,10 +1,11 @@
-//! `kvbench cluster` measures the cluster algorithms of the engine without a store and without a model.
+//! `kvbench cluster` measures clusters without a model: the algorithms of the engine, and reads of stored clusters.
 //!
 //! | file | subcommand | what it measures |
 //! |---|---|---|
 //! | `build` | `build` | medoid clusters from co-activation, and k-means |
 //! | `adapt`, `growth` | `adapt` | the variance of clusters whose keys grow |
 //! | `cache` | `cache` | hit rates of cache policies on clusters |
+//! | `decode` | `decode` | requests, bytes and times of decode steps, from groups and from stored clusters |
 //! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
 //! | `layout` | `layout` | the length of reads by the order of clusters |
 //! | `methods` | `methods` | building, selecting, upkeep and memory of whole methods |
@@ -22,6 +23,7 @@ mod build;
 mod cache;
 mod cluster_blocks;
 mod clustered;
+mod decode;
 mod distance;
 mod growth;
 mod layer_trace;
@@ -37,6 +39,7 @@ use anyhow::Result;
 use build::ClusterBuildArgs;
 use cache::ClusterCacheArgs;
 use clap::Subcommand;
+use decode::ClusterDecodeArgs;
 use distance::ClusterDistanceArgs;
 use layout::ClusterLayoutArgs;
 use methods::ClusterMethodsArgs;
@@ -51,6 +54,8 @@ pub(crate) enum ClusterCommand {
     Adapt(ClusterAdaptArgs),
     /// Measures hit rates of cache policies on the clusters that queries retrieve.
     Cache(ClusterCacheArgs),
+    /// Measures decode steps that read chosen clusters, from groups and from pages of stored clusters.
+    Decode(ClusterDecodeArgs),
     /// Measures how far new entries are from the medoids of the clusters that they join.
     Distance(ClusterDistanceArgs),
     /// Measures how long the reads of retrieved clusters are, by the order of clusters.
@@ -67,6 +72,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         ClusterCommand::Build(args) => build::run(args),
         ClusterCommand::Adapt(args) => adapt::run(args),
         ClusterCommand::Cache(args) => cache::run(args),
+        ClusterCommand::Decode(args) => decode::run(args),
         ClusterCommand::Distance(args) => distance::run(args),
         ClusterCommand::Layout(args) => layout::run(args),
         ClusterCommand::Methods(args) => methods::run(args),

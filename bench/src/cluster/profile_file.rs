@@ -4,6 +4,7 @@
 //! - `layers.n.keys`: `[entries, kv_heads, head_dim]` in f32, f16 or bf16.
 //! - `layers.n.offsets`: query `q` activated elements `offsets[q]..offsets[q + 1]` of the next tensor.
 //! - `layers.n.activated`: entries, in rising order per query.
+//! - `layers.n.queries`: `[queries, query_heads, head_dim]`. Only `kvbench cluster decode` reads them.
 //!
 //! Every length and index is checked before it is used.
 
@@ -20,7 +21,26 @@ use std::path::Path;
 /// # Errors
 /// The file cannot be read, is not a profile of version 1, or has no such layer.
 pub(super) fn load(path: &Path, layers: &[usize]) -> Result<Vec<LayerTrace>> {
-    let read = || -> Result<Vec<LayerTrace>> {
+    each_layer(path, layers, &load_layer)
+}
+
+/// Reads the recorded queries of all layers, each `[query_heads, head_dim]`.
+///
+/// # Errors
+/// As [`load`], or the profile has no queries.
+pub(super) fn load_queries(path: &Path) -> Result<Vec<Vec<Vec<f32>>>> {
+    each_layer(path, &[], &|file, layer| {
+        let name = format!("layers.{layer}.queries");
+        let tensor = file.tensor(&name).with_context(|| format!("tensor {name}"))?;
+        let &[_, heads, dim] = tensor.shape() else { bail!("layer {layer}: queries have no 3 axes") };
+        ensure!(heads > 0 && dim > 0, "layer {layer}: queries of shape {:?}", tensor.shape());
+        Ok(floats(&tensor)?.chunks_exact(heads * dim).map(<[f32]>::to_vec).collect())
+    })
+}
+
+/// Reads a part of each of the layers, or of all of them if none are named.
+fn each_layer<T>(path: &Path, layers: &[usize], of: &dyn Fn(&SafeTensors<'_>, usize) -> Result<T>) -> Result<Vec<T>> {
+    let read = || -> Result<Vec<T>> {
         let bytes = std::fs::read(path)?;
         let (_, metadata) = SafeTensors::read_metadata(&bytes)?;
         let none = HashMap::new();
@@ -38,7 +58,7 @@ pub(super) fn load(path: &Path, layers: &[usize]) -> Result<Vec<LayerTrace>> {
             bail!("--layer {layer}: the file has {count} layers");
         }
         let file = SafeTensors::deserialize(&bytes)?;
-        layers.iter().map(|&layer| load_layer(&file, layer)).collect()
+        layers.iter().map(|&layer| of(&file, layer)).collect()
     };
     read().with_context(|| format!("--file {}", path.display()))
 }
@@ -89,11 +109,14 @@ mod tests {
     fn file(offsets: &[u32], activated: &[u32], version: &str) -> tempfile::NamedTempFile {
         let bytes = |words: &[u32]| words.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
         let keys: Vec<u8> = (0..12).flat_map(|x| f16::from_f32(x as f32).to_le_bytes()).collect();
+        let query_bytes: Vec<u8> =
+            [0.5_f32, 0.25, 2.0, 4.0, 8.0, 16.0].into_iter().flat_map(f32::to_le_bytes).collect();
         let (offset_bytes, activated_bytes) = (bytes(offsets), bytes(activated));
         let tensors = [
             ("layers.0.keys", TensorView::new(Dtype::F16, vec![3, 2, 2], &keys)),
             ("layers.0.offsets", TensorView::new(Dtype::U32, vec![offsets.len()], &offset_bytes)),
             ("layers.0.activated", TensorView::new(Dtype::U32, vec![activated.len()], &activated_bytes)),
+            ("layers.0.queries", TensorView::new(Dtype::F32, vec![3, 1, 2], &query_bytes)),
         ];
         let about = [("format", "stratakv-profile"), ("version", version), ("layers", "1")];
         let about = about.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
@@ -117,6 +140,7 @@ mod tests {
         assert_eq!(layers, [expected]);
         assert_eq!(layers[0].joined_keys(), (0..12).map(|x| x as f32).collect::<Vec<_>>());
         assert_eq!((layers[0].activated_per_query(), layers[0].co_activation().unwrap().queries()), (1.0, 3));
+        assert_eq!(load_queries(file.path()).unwrap(), [[[0.5, 0.25], [2.0, 4.0], [8.0, 16.0]]]);
     }
 
     #[test]

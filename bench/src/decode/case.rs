@@ -127,7 +127,7 @@ impl DecodeCase<'_> {
     /// # Errors
     /// The engine fails, or the run was interrupted.
     pub(crate) fn run(&self, path: &Path) -> Result<CaseFigures> {
-        let options = StoreOptions { cache: self.cache(), ..StoreOptions::default() };
+        let options = StoreOptions::default().cache(self.cache());
         let options = options.memory_limit(ByteSize(WORKING_BYTES + (self.cache_mib() << 20)));
         let store = open_store_with(&self.args.common, None, path, options)?;
         let mut state = self.state(&store)?;

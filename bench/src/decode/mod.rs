@@ -23,12 +23,11 @@ mod trace;
 
 pub(crate) use args::DecodeArgs;
 
-use crate::devices::{self, DeviceLimits, DeviceSet, DeviceSpec};
+use crate::devices::{DeviceLimits, DeviceSet, in_directory};
 use crate::support::args::Switch;
-use crate::support::directory::work_directory;
 use crate::support::interrupt::check_interrupt;
 use crate::support::model::TOKEN_LAYER_BYTES;
-use crate::support::report::{print, print_skipped, ratio, rounded};
+use crate::support::report::{print, ratio, rounded};
 use anyhow::{Context, Result, bail};
 use args::{CodecShare, DecodeCodec, DecodePolicy};
 use case::{CaseFigures, DecodeCase};
@@ -62,21 +61,9 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<()> {
         // Frames have headers, and every case appends a few tokens.
         let needed = bytes + bytes / 32 + (512 << 20);
         let limits = args.limits.limits();
-        if limits == DeviceLimits::NONE {
-            let dir = work_directory(&args.common.device, needed)?;
-            measure(args, context, stored, dir.path(), None)?;
-            continue;
-        }
-        if let Some(why) = devices::unavailable().or_else(devices::limits_unavailable) {
-            return print_skipped(args.common.json, &why);
-        }
-        let spec = DeviceSpec { count: 1, bytes: needed + needed / 20, limits: DeviceLimits::NONE, slow: None };
-        let mut limited = DeviceSet::up(&args.common.device, &spec)?;
-        limited.measure_host(spec.bytes, &limits)?;
-        let path = limited.list[0].path.clone();
-        let outcome = measure(args, context, stored, &path, Some((&limited, limits)));
-        let down = limited.down();
-        outcome.and(down)?;
+        in_directory(&args.common.device, needed, &limits, args.common.json, &mut |dir, limited| {
+            measure(args, context, stored, dir, limited.map(|devices| (devices, limits)))
+        })?;
     }
     Ok(())
 }

@@ -14,11 +14,40 @@ pub(crate) use mounts::unavailable;
 pub(crate) use set::{DeviceSet, DeviceSpec};
 pub(crate) use throttle::limits_unavailable;
 
+use crate::support::directory::work_directory;
 use crate::support::report::{print, print_skipped};
 use anyhow::Result;
 use args::{DownArgs, UpArgs};
 use serde::Serialize;
 use set::{TestDevice, set_directory, take_down};
+use std::path::Path;
+
+/// Calls `body` with a directory for a run of `bytes` bytes below `device`. With limits the directory is on a device of
+/// that speed, which `body` gets as well. It has no limits yet. Prints why if such a device cannot be made here.
+///
+/// # Errors
+/// There is not enough space, a step fails, or the errors of `body`.
+pub(crate) fn in_directory(
+    device: &Path,
+    bytes: u64,
+    limits: &DeviceLimits,
+    json: bool,
+    body: &mut dyn FnMut(&Path, Option<&DeviceSet>) -> Result<()>,
+) -> Result<()> {
+    if *limits == DeviceLimits::NONE {
+        return body(work_directory(device, bytes)?.path(), None);
+    }
+    if let Some(why) = unavailable().or_else(limits_unavailable) {
+        return print_skipped(json, &why);
+    }
+    let spec = DeviceSpec { count: 1, bytes: bytes + bytes / 20, limits: DeviceLimits::NONE, slow: None };
+    let mut limited = DeviceSet::up(device, &spec)?;
+    limited.measure_host(spec.bytes, limits)?;
+    let path = limited.list[0].path.clone();
+    let outcome = body(&path, Some(&limited));
+    let down = limited.down();
+    outcome.and(down)
+}
 
 /// A device that was made.
 #[derive(Debug, Serialize)]

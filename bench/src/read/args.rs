@@ -7,7 +7,12 @@ use stratakv::ByteSize;
 
 /// Arguments of `kvbench read`.
 #[derive(Args, Debug)]
-#[command(after_help = "Example: kvbench read --device /nvme0 --block 16KiB,64KiB --fio --bare --json")]
+#[command(after_help = "Examples:
+  kvbench read --device /nvme0 --block 16KiB,64KiB --fio --bare --json
+  kvbench read --device /nvme0 --block 64KiB --batch 32 --attend
+
+fio and the plain bare loop touch nothing of what they read. The engine verifies every byte. The fields bare_touched_*
+are of the bare loop that reads every byte in memory once, which is the least that a user of a read does.")]
 pub(crate) struct ReadArgs {
     #[command(flatten)]
     pub(crate) common: CommonArgs,
@@ -19,9 +24,12 @@ pub(crate) struct ReadArgs {
     /// Also measure fio with the same batches.
     #[arg(long)]
     pub(crate) fio: bool,
-    /// Also measure a bare io_uring loop.
+    /// Also measure a bare io_uring loop: alone, with every byte read by the processor, and with checksums.
     #[arg(long)]
     pub(crate) bare: bool,
+    /// Read, verify and attend instead, against bare loops that do the same, on one core and on two.
+    #[arg(long, conflicts_with_all = ["fio", "bare", "tickets"])]
+    pub(crate) attend: bool,
 }
 
 /// Arguments of `kvbench drivers`.

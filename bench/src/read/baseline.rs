@@ -15,37 +15,45 @@ use stratakv_format::{PayloadChecksum, PlaneIdentity};
 pub(crate) struct BareTurn {
     pub(crate) gb_per_s: f64,
     pub(crate) cpu_s_per_gb: f64,
-    /// p99 over p50 of its batches.
-    pub(crate) tail: f64,
+    /// Latency of each batch.
+    pub(crate) latencies_us: Vec<f64>,
 }
 
-/// Reads random blocks of `file` with the bare loop for `length`, and computes `checksum` over each batch if one is
-/// given.
+/// The file that the bare loop reads, and its batches.
+#[derive(Clone, Copy)]
+pub(crate) struct BareBatches<'a> {
+    pub(crate) file: &'a Path,
+    pub(crate) block: u64,
+    pub(crate) batch: u32,
+}
+
+/// Repeats `read`, which reads one batch, for `length`.
 ///
 /// # Errors
-/// The ring cannot be made, a read fails, or the run was interrupted.
+/// The ring cannot be made, `read` fails, or the run was interrupted.
 pub(crate) fn bare_turn(
-    file: &Path,
-    block: u64,
-    batch: u32,
+    of: BareBatches<'_>,
     length: Duration,
-    checksum: Option<PayloadChecksum>,
+    mut read: impl FnMut(&mut BareReader) -> Result<()>,
 ) -> Result<BareTurn> {
-    let mut reader = BareReader::new(file, block as usize, batch as usize)?;
+    let mut reader = BareReader::new(of.file, of.block as usize, of.batch as usize)?;
     let mut latencies_us = Vec::new();
     let (cpu, start) = (thread_cpu_seconds(), Instant::now());
     while start.elapsed() < length {
         check_interrupt()?;
         let begun = Instant::now();
-        reader.batch()?;
-        if let Some(kind) = checksum {
-            compute(kind, block, reader.blocks());
-        }
+        read(&mut reader)?;
         latencies_us.push(begun.elapsed().as_secs_f64() * 1e6);
     }
     let (seconds, cpu) = (start.elapsed().as_secs_f64(), thread_cpu_seconds() - cpu);
-    let gb = (latencies_us.len() as u64 * u64::from(batch) * block) as f64 / 1e9;
-    Ok(BareTurn { gb_per_s: gb / seconds, cpu_s_per_gb: cpu / gb, tail: tail(&latencies_us) })
+    let gb = (latencies_us.len() as u64 * u64::from(of.batch) * of.block) as f64 / 1e9;
+    Ok(BareTurn { gb_per_s: gb / seconds, cpu_s_per_gb: cpu / gb, latencies_us })
+}
+
+/// Reads every byte once and returns the sum of the bytes' words, the least that a consumer does.
+pub(crate) fn touch(bytes: &[u8]) -> u64 {
+    let words = bytes.as_chunks::<8>().0;
+    words.iter().fold(0, |sum, word| sum.wrapping_add(u64::from_le_bytes(*word)))
 }
 
 /// Returns p99 over p50.
@@ -69,7 +77,7 @@ pub(crate) fn checksum_turn(kind: PayloadChecksum, block: u64, bytes: &[u8], len
 }
 
 /// Computes the checksums of both planes of every block in `bytes`.
-fn compute(kind: PayloadChecksum, block: u64, bytes: &[u8]) {
+pub(crate) fn compute(kind: PayloadChecksum, block: u64, bytes: &[u8]) {
     for (group, planes) in bytes.chunks_exact(block as usize).enumerate() {
         for (plane, data) in planes.chunks_exact(block as usize / 2).enumerate() {
             let identity = PlaneIdentity::new(1, SequenceId(1), 1, 0, group as u64, 8).with_plane(plane as u16);

@@ -16,7 +16,7 @@ use stratakv::{CreateOptions, Durability, SelectRequest, Sequence, Store};
 /// The key of the sequence that is read.
 pub(crate) const KEY: &str = "read";
 /// Selections that are drawn for a turn before it begins.
-const SELECTIONS: usize = 512;
+pub(super) const SELECTIONS: usize = 512;
 /// Tokens of one append.
 const CHUNK: usize = 1024;
 
@@ -156,7 +156,7 @@ pub(crate) fn throughput(turns: &[EngineTurn], block: u64) -> ReadThroughput {
 /// Draws `count` different groups in rising order, none next to another.
 ///
 /// The engine would join neighbours into one request. The bare loop and fio issue one request per block.
-fn choose(random: &mut fastrand::Rng, groups: u64, count: usize) -> Vec<u64> {
+pub(super) fn choose(random: &mut fastrand::Rng, groups: u64, count: usize) -> Vec<u64> {
     let mut chosen = BTreeSet::new();
     while chosen.len() < count {
         let group = random.u64(..groups);

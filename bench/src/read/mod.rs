@@ -2,15 +2,19 @@
 //!
 //! For each block size:
 //! 1. Write one sequence whose groups have exactly that size, and a plain file of the same length for the other sides.
-//! 2. In each round, give every side a turn: the engine, the bare io_uring loop, the same loop with checksums, fio, and
-//!    fio with its queue kept full. The order rotates from round to round, because a disk's rate depends on its recent
-//!    load.
+//! 2. In each round, give every side a turn: the engine, the bare io_uring loop, the same loop when it reads every byte
+//!    in memory, the same loop with checksums, fio, and fio with its queue kept full. The order rotates from round to
+//!    round, because a disk's rate depends on its recent load.
 //! 3. In each round, measure checksums without reads.
 //! 4. Report medians over the rounds.
 //!
-//! `drivers` repeats the engine's turns with every driver.
+//! fio and the plain bare loop never look at the bytes that the device has written. Every user of a read does.
+//!
+//! `attend` measures reads with attention. `drivers` repeats the engine's turns with every driver.
 
 mod args;
+mod attend;
+mod attend_loops;
 mod baseline;
 mod batches;
 pub(crate) mod drivers;
@@ -27,23 +31,27 @@ use crate::support::fio::{self, Refill};
 use crate::support::report::print;
 use crate::support::store::{driver_name, open_store, page_kind};
 use anyhow::Result;
-use baseline::{bare_turn, checksum_turn};
+use baseline::{BareBatches, bare_turn, checksum_turn, compute, touch};
 use batches::{BatchPattern, engine_turn, fill};
 use result::{ReadResult, StoreFacts};
 use samples::ReadSamples;
+use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use stratakv::{ByteSize, Sequence, Store};
 use stratakv_format::PayloadChecksum;
 
 /// The number of sides that have a turn in each round.
-const SIDES: usize = 5;
+const SIDES: usize = 6;
 /// Memory that no processor cache holds.
 const COLD_BYTES: u64 = 256 << 20;
 
 /// Runs `kvbench read`.
 pub(crate) fn run(args: &ReadArgs) -> Result<()> {
     args.reads.check()?;
+    if args.attend {
+        return attend::run(args);
+    }
     for block in &args.reads.block {
         let result = measure(args, *block)?;
         print(args.common.json, &format!("read {block}"), &result)?;
@@ -130,15 +138,27 @@ impl ReadRun<'_> {
     /// Gives every requested side one turn, starting with another side than the round before.
     fn round(&mut self, round: usize, samples: &mut ReadSamples) -> Result<()> {
         let (block, batch, length, seconds) = (self.block, self.pattern.batch, self.length, self.args.reads.seconds);
+        let kind = checksum_kind(self.args.common.checksum);
         for at in 0..SIDES {
             let raw: &Path = &self.raw;
+            let of = BareBatches { file: raw, block, batch };
             match (round + at) % SIDES {
                 1 => samples.engine.push(self.engine(length)?),
-                2 if self.args.bare => samples.bare.push(bare_turn(raw, block, batch, length, None)?),
+                2 if self.args.bare => samples.bare.push(bare_turn(of, length, |reader| reader.batch().map(drop))?),
                 3 if self.with_fio => samples.fio.push(fio::read(raw, block, batch, seconds, Refill::Batches)?),
                 4 if self.args.bare => {
-                    let kind = checksum_kind(self.args.common.checksum);
-                    samples.bare_checked.push(bare_turn(raw, block, batch, length, Some(kind))?);
+                    let checked = bare_turn(of, length, |reader| {
+                        compute(kind, block, reader.batch()?);
+                        Ok(())
+                    });
+                    samples.bare_checked.push(checked?);
+                }
+                5 if self.args.bare => {
+                    let touched = bare_turn(of, length, |reader| {
+                        black_box(touch(reader.batch()?));
+                        Ok(())
+                    });
+                    samples.bare_touched.push(touched?);
                 }
                 0 if self.with_fio => samples.fio_full.push(fio::read(raw, block, batch, seconds, Refill::Always)?),
                 _ => {}

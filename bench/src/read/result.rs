@@ -17,6 +17,8 @@ pub(crate) struct ReadResult {
     #[serde(flatten)]
     pub(crate) bare: BareComparison,
     #[serde(flatten)]
+    pub(crate) bare_touched: TouchedBareComparison,
+    #[serde(flatten)]
     pub(crate) bare_checked: CheckedBareComparison,
     #[serde(flatten)]
     pub(crate) fio: FioReadComparison,
@@ -75,9 +77,20 @@ pub(crate) struct BareComparison {
     pub(crate) bare_cpu_s_per_gb: Option<f64>,
     /// p99 over p50 of the bare loop's batches.
     pub(crate) bare_tail: Option<f64>,
+    pub(crate) bare_p99_us: Option<f64>,
+    /// The engine's p99 over the bare loop's.
+    pub(crate) ratio_bare_p99: Option<f64>,
     pub(crate) ratio_bare: Option<f64>,
     pub(crate) ratio_bare_cpu: Option<f64>,
     pub(crate) ratio_bare_cpu_cold: Option<f64>,
+}
+
+/// The bare loop that reads every byte in memory once, and the engine over it.
+#[derive(Debug, Serialize)]
+pub(crate) struct TouchedBareComparison {
+    pub(crate) bare_touched_gb_per_s: Option<f64>,
+    pub(crate) bare_touched_cpu_s_per_gb: Option<f64>,
+    pub(crate) ratio_bare_touched: Option<f64>,
 }
 
 /// The bare loop with the same checksums over the blocks it has read, and the engine over it.
@@ -91,7 +104,7 @@ pub(crate) struct CheckedBareComparison {
     pub(crate) ratio_cpu_allowed: Option<f64>,
 }
 
-/// fio, and the engine over it.
+/// fio, and the engine over it. fio touches nothing of what it reads.
 #[derive(Debug, Serialize)]
 pub(crate) struct FioReadComparison {
     pub(crate) fio_gb_per_s: Option<f64>,

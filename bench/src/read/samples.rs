@@ -5,16 +5,18 @@ use crate::read::baseline::{BareTurn, tail};
 use crate::read::batches::{BatchPattern, EngineTurn, throughput};
 use crate::read::result::{
     BareComparison, CheckedBareComparison, ChecksumCost, EngineRates, FioReadComparison, ReadResult, ReadSetup,
-    StoreFacts,
+    StoreFacts, TouchedBareComparison,
 };
 use crate::support::fio::{self, FioRun};
-use crate::support::report::{median, median_of, median_of_any, ratio, rounded};
+use crate::support::report::{median, median_of, median_of_any, percentile, ratio, rounded};
 
 /// The turns of every side, one of each per round. Sides that were not requested stay empty.
 #[derive(Default)]
 pub(crate) struct ReadSamples {
     pub(crate) engine: Vec<EngineTurn>,
     pub(crate) bare: Vec<BareTurn>,
+    /// The bare loop that reads every byte in memory.
+    pub(crate) bare_touched: Vec<BareTurn>,
     /// The bare loop with checksums.
     pub(crate) bare_checked: Vec<BareTurn>,
     pub(crate) fio: Vec<FioRun>,
@@ -29,6 +31,7 @@ pub(crate) struct ReadSamples {
 /// Medians of the engine that the other sides are compared with.
 struct EngineMedians {
     gb_per_s: f64,
+    p99_us: f64,
     cpu: f64,
     /// CPU less the checksums over cached buffers.
     io_cpu: f64,
@@ -43,6 +46,7 @@ impl ReadSamples {
         let cpu = median_of(&self.engine, |turn| turn.cpu_s_per_gb);
         let engine = EngineMedians {
             gb_per_s: median_of(&self.engine, |turn| turn.gb_per_s),
+            p99_us: median_of(&self.engine, |turn| percentile(&turn.latencies_us, 0.99)),
             cpu,
             io_cpu: (cpu - checksum).max(0.0),
             io_cpu_cold: (cpu - checksum_cold).max(0.0),
@@ -61,6 +65,7 @@ impl ReadSamples {
                 io_cold_cpu_s_per_gb: rounded(engine.io_cpu_cold),
             },
             bare: self.bare(&engine),
+            bare_touched: self.bare_touched(&engine),
             bare_checked: self.bare_checked(&engine),
             fio: self.fio(&engine, args.fio),
             store,
@@ -75,10 +80,21 @@ impl ReadSamples {
         BareComparison {
             bare_gb_per_s: gb_per_s.map(rounded),
             bare_cpu_s_per_gb: cpu.map(rounded),
-            bare_tail: median_of_any(&self.bare, |turn| turn.tail).map(rounded),
+            bare_tail: median_of_any(&self.bare, |turn| tail(&turn.latencies_us)).map(rounded),
+            bare_p99_us: p99(&self.bare).map(rounded),
+            ratio_bare_p99: p99(&self.bare).and_then(|bare| ratio(engine.p99_us, bare)),
             ratio_bare: gb_per_s.and_then(|bare| ratio(engine.gb_per_s, bare)),
             ratio_bare_cpu: cpu.and_then(|bare| ratio(engine.io_cpu, bare)),
             ratio_bare_cpu_cold: cpu.and_then(|bare| ratio(engine.io_cpu_cold, bare)),
+        }
+    }
+
+    fn bare_touched(&self, engine: &EngineMedians) -> TouchedBareComparison {
+        let gb_per_s = median_of_any(&self.bare_touched, |turn| turn.gb_per_s);
+        TouchedBareComparison {
+            bare_touched_gb_per_s: gb_per_s.map(rounded),
+            bare_touched_cpu_s_per_gb: median_of_any(&self.bare_touched, |turn| turn.cpu_s_per_gb).map(rounded),
+            ratio_bare_touched: gb_per_s.and_then(|touched| ratio(engine.gb_per_s, touched)),
         }
     }
 
@@ -109,4 +125,9 @@ impl ReadSamples {
             fio_skipped: (requested && self.fio.is_empty()).then_some(fio::MISSING),
         }
     }
+}
+
+/// Returns the median of the turns' p99, and none if there are none.
+fn p99(turns: &[BareTurn]) -> Option<f64> {
+    median_of_any(turns, |turn| percentile(&turn.latencies_us, 0.99))
 }

@@ -224,8 +224,7 @@ pub(crate) fn run(args: &ChurnArgs) -> Result<()> {
     let dir = work_directory(&args.common.device, args.capacity.0)?;
     let path = dir.path().join("store");
     make_private(&path)?;
-    let mut options = StoreOptions::default().device(&path).capacity(args.capacity);
-    options.segment_bytes = args.segment;
+    let options = StoreOptions::default().device(&path).capacity(args.capacity).segment_bytes(args.segment);
     let segment = options.segment_size();
     let options = options.driver(args.common.driver.into()).checksum(args.common.checksum.into());
     let mut churn = Churn {

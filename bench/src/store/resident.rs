@@ -256,7 +256,7 @@ fn measure(args: &ResidentArgs, path: &Path, method: &ResidentMethod<'_>, limit:
     let process_before = process_resident_bytes();
     let cache = ByteSize::mib(args.cache_mib);
     let cache_options = (args.cache_mib > 0).then(|| CacheOptions::new(cache).policy(CachePolicy::Lru));
-    let options = StoreOptions { cache: cache_options, ..StoreOptions::default() }.memory_limit(limit);
+    let options = StoreOptions::default().cache(cache_options).memory_limit(limit);
     let store = open_store_with(&args.common, None, path, options)?;
     let mut sequence = store.open_sequence(KEY, OpenSequence::new().summary_residency(args.summaries.into()))?;
     let selector = method.selector.map(|selector| sequence.attach(Arc::clone(selector))).transpose()?;

@@ -8,8 +8,8 @@
 //!   closed.
 //! - A ring that breaks with reads in flight keeps its registered pages pinned until the kernel has finished those
 //!   reads. A late read therefore never reaches memory that was mapped again.
-//! - No Rust reference to the buffers exists while reads are in flight. [`BareReader::blocks`] lends them between
-//!   batches, and a reader whose batch failed is not used again.
+//! - No Rust reference to a block exists while its read is in flight. [`BareReader`] lends a block after its own
+//!   completion and until the next batch, and a reader whose batch failed is not used again.
 
 use crate::support::interrupt::check_interrupt;
 use anyhow::{Context, Result, bail};
@@ -33,6 +33,11 @@ pub(crate) struct Pages {
     start: *mut u8,
     len: usize,
 }
+
+// SAFETY: the mapping belongs to this value alone, and only `&mut self` reaches its bytes.
+unsafe impl Send for Pages {}
+// SAFETY: as above. `&self` reaches no byte.
+unsafe impl Sync for Pages {}
 
 impl Pages {
     /// Maps at least `len` bytes, rounded up to whole huge pages.
@@ -80,7 +85,7 @@ impl Drop for Pages {
     }
 }
 
-/// Writes `bytes` random bytes to a new, preallocated file, with direct I/O if the file system has it.
+/// Writes `bytes` of random finite f16 elements to a new, preallocated file, with direct I/O if the file system has it.
 ///
 /// # Errors
 /// The file cannot be made or written, or the run was interrupted.
@@ -92,6 +97,8 @@ pub(crate) fn write_file(path: &Path, bytes: u64) -> Result<()> {
     let buffer = pages.bytes_mut();
     let mut random = fastrand::Rng::with_seed(11);
     random.fill(buffer);
+    // As f16, every element is finite and below 2, because the highest bit of its exponent is not set.
+    buffer.iter_mut().skip(1).step_by(2).for_each(|high| *high &= 0xbf);
     let mut offset = 0;
     while offset < bytes {
         check_interrupt()?;
@@ -158,39 +165,80 @@ impl BareReader {
         &mut self.buffers.bytes_mut()[..bytes]
     }
 
-    /// Reads one batch of random blocks with one submission and one wait.
+    /// Reads one batch of random blocks with one submission and one wait. Returns the blocks.
     ///
     /// # Errors
     /// A read fails or is short. The reader must not be used again.
-    pub(crate) fn batch(&mut self) -> Result<()> {
+    pub(crate) fn batch(&mut self) -> Result<&[u8]> {
+        self.batch_in_waves(self.batch, |_| Ok(()))?;
+        Ok(self.blocks())
+    }
+
+    /// Reads one batch of random blocks with one submission. Waits for `wave` blocks at a time, and gives those that
+    /// have arrived to `consume` while the others are in flight.
+    ///
+    /// # Errors
+    /// A read fails or is short, or `consume` fails. The reader must not be used again.
+    pub(crate) fn batch_in_waves(&mut self, wave: usize, consume: impl FnMut(&[&[u8]]) -> Result<()>) -> Result<()> {
         for at in 0..self.batch {
-            // SAFETY: at < batch, and the buffers hold batch blocks.
-            let to = unsafe { self.buffers.start.add(at * self.block) };
-            let offset = self.random.u64(..self.blocks) * self.block as u64;
-            let read = opcode::ReadFixed::new(Fixed(0), to, self.block as u32, 0).offset(offset).build();
-            // SAFETY: the buffer stays mapped while the ring exists, and no reference to it exists.
-            unsafe { self.ring.submission().push(&read) }.context("submit a read: the submission queue is full")?;
+            let number = self.random.u64(..self.blocks);
+            self.push(at, number)?;
         }
-        let mut completed = 0;
-        let mut failed = None;
-        while completed < self.batch {
-            match self.ring.submitter().submit_and_wait(self.batch - completed) {
+        self.complete(self.batch, wave, consume)
+    }
+
+    /// Reads these blocks of the file, at most a batch, with one submission and one wait.
+    ///
+    /// # Errors
+    /// More than a batch is asked for, or a read fails or is short. The reader must not be used again.
+    pub(crate) fn read(&mut self, numbers: &[u64]) -> Result<()> {
+        if numbers.len() > self.batch || numbers.iter().any(|number| *number >= self.blocks) {
+            bail!("read {} blocks: at most {} of {} fit into a batch", numbers.len(), self.batch, self.blocks);
+        }
+        for (at, number) in numbers.iter().enumerate() {
+            self.push(at, *number)?;
+        }
+        self.complete(numbers.len(), numbers.len(), |_| Ok(()))
+    }
+
+    /// Queues the read of a block into place `at` of the buffers.
+    fn push(&mut self, at: usize, number: u64) -> Result<()> {
+        assert!(at < self.batch, "the buffers hold a batch");
+        // SAFETY: at < batch, and the buffers hold batch blocks.
+        let to = unsafe { self.buffers.start.add(at * self.block) };
+        let offset = number * self.block as u64;
+        let read = opcode::ReadFixed::new(Fixed(0), to, self.block as u32, 0).offset(offset).build();
+        // SAFETY: the buffer stays mapped while the ring exists, and no reference to it exists.
+        unsafe { self.ring.submission().push(&read.user_data(at as u64)) }
+            .context("submit a read: the submission queue is full")
+    }
+
+    /// Submits the queued reads and waits for all of them, `wave` at a time.
+    fn complete(&mut self, reads: usize, wave: usize, mut consume: impl FnMut(&[&[u8]]) -> Result<()>) -> Result<()> {
+        let (start, block) = (self.buffers.start, self.block);
+        let mut left = reads;
+        let mut arrived: Vec<&[u8]> = Vec::with_capacity(reads);
+        while left > 0 {
+            match self.ring.submitter().submit_and_wait(wave.min(left)) {
                 Ok(_) => {}
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 // Reads in flight complete into pinned pages: see the invariants at the top.
                 Err(e) => return Err(e).context("wait for reads (io_uring_enter)"),
             }
+            arrived.clear();
             for entry in self.ring.completion() {
-                completed += 1;
-                if entry.result() != self.block as i32 {
-                    failed = Some(entry.result());
+                if entry.result() != block as i32 {
+                    bail!("read of {block} bytes: the kernel returned {}", entry.result());
                 }
+                let at = entry.user_data() as usize * block;
+                // SAFETY: the number of the read is below `batch`, so the block is in the buffers. Its read has
+                // completed, no other read of this batch writes it, and the borrow ends before the next batch.
+                arrived.push(unsafe { std::slice::from_raw_parts(start.add(at), block) });
             }
+            left -= arrived.len();
+            consume(&arrived)?;
         }
-        match failed {
-            None => Ok(()),
-            Some(result) => bail!("read of {} bytes: the kernel returned {result}", self.block),
-        }
+        Ok(())
     }
 }
 

@@ -28,8 +28,17 @@ pub(crate) fn process_written_bytes() -> Result<u64> {
 
 /// Returns the resident bytes of this process, as the kernel counts them; none if the kernel does not say.
 pub(crate) fn process_resident_bytes() -> Option<u64> {
+    status_bytes("VmRSS:")
+}
+
+/// Returns the most bytes that this process has had resident; none if the kernel does not say.
+pub(crate) fn process_peak_bytes() -> Option<u64> {
+    status_bytes("VmHWM:")
+}
+
+fn status_bytes(field: &str) -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find(|line| line.starts_with("VmRSS:"))?;
+    let line = text.lines().find(|line| line.starts_with(field))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 

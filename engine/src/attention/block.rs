@@ -9,9 +9,9 @@ use crate::error::{Error, ErrorKind, Result};
 /// Elements are little-endian, of the dtype of the shape. No alignment is needed.
 #[derive(Clone, Copy, Debug)]
 pub struct KvBlock<'a> {
-    /// The K plane `[kv_heads, group_tokens, dk]`. It may be longer (padding).
+    /// The K plane `[kv_heads, group_tokens, dk]`, or `[group_tokens, dk]` of one head. It may be longer (padding).
     pub k: &'a [u8],
-    /// The V plane `[kv_heads, group_tokens, dv]`. It may be longer. It is unused if `dv = 0`.
+    /// The V plane, likewise with `dv`. It may be longer. It is unused if `dv = 0`.
     pub v: &'a [u8],
     /// The token slots of a head, 1 to 128. The stride between heads is `group_tokens` rows.
     pub group_tokens: usize,
@@ -21,6 +21,8 @@ pub struct KvBlock<'a> {
     pub heads: HeadMask,
     /// The valid tokens that take part, or `None` for all of them.
     pub positions: Option<TokenMask>,
+    /// True if the planes hold the rows of one head. `heads` is that head then.
+    pub one_head: bool,
 }
 
 impl KvBlock<'_> {
@@ -44,7 +46,11 @@ impl KvBlock<'_> {
                 self.tokens
             ));
         }
-        let (k_bytes, v_bytes) = (shape.k_plane_bytes(slots), shape.v_plane_bytes(slots));
+        if self.one_head && self.heads.len() > 1 {
+            return invalid(format!("block with the rows of one head for {} heads", self.heads.len()));
+        }
+        let stored = if self.one_head { shape.kv_heads() } else { 1 };
+        let (k_bytes, v_bytes) = (shape.k_plane_bytes(slots) / stored, shape.v_plane_bytes(slots) / stored);
         if self.k.len() < k_bytes || self.v.len() < v_bytes {
             return invalid(format!(
                 "block with planes of {} and {} bytes: {k_bytes} and {v_bytes} are needed",

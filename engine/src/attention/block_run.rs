@@ -29,6 +29,7 @@ pub(super) struct BlockRun<'a> {
     tokens: usize,
     blocks: usize,
     group_tokens: usize,
+    one_head: bool,
 }
 
 impl<'a> BlockRun<'a> {
@@ -44,6 +45,7 @@ impl<'a> BlockRun<'a> {
             tokens: 0,
             blocks: 0,
             group_tokens: 0,
+            one_head: false,
         }
     }
 
@@ -58,7 +60,7 @@ impl<'a> BlockRun<'a> {
             let selected = block.selected_tokens();
             let joins = self.blocks == 0
                 || block.heads == first.heads
-                    && block.group_tokens == first.group_tokens
+                    && (block.group_tokens, block.one_head) == (first.group_tokens, first.one_head)
                     && self.tokens + selected.len() <= RUN_TOKENS;
             if !joins || block.check(&self.shape).is_err() {
                 break;
@@ -73,7 +75,7 @@ impl<'a> BlockRun<'a> {
             }
         }
         if self.blocks > 0 {
-            self.group_tokens = first.group_tokens;
+            (self.group_tokens, self.one_head) = (first.group_tokens, first.one_head);
             for (to, head) in self.heads.iter_mut().zip(first.heads) {
                 *to = head as u8; // a mask has 128 bits
                 self.n_heads += 1;
@@ -116,7 +118,8 @@ impl<'a> BlockRun<'a> {
 
     fn plane<'b>(&'b self, rows: &'b [&'a [u8]; MAX_GROUP_TOKENS], row: usize, take: usize) -> Plane<'b> {
         let dtype = self.shape.dtype();
-        let head_stride = self.group_tokens * row * dtype.bytes();
+        // Rows of the only head are those of head 0 in the planes, whatever its number is.
+        let head_stride = if self.one_head { 0 } else { self.group_tokens * row * dtype.bytes() };
         Plane { rows: &rows[..self.tokens], head_stride, heads: self.heads(), dtype, take }
     }
 }

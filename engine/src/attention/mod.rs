@@ -14,7 +14,8 @@
 //! let shape = AttentionShape::new(2, 1, 2, 2, DType::F32)?; // 2 query heads share 1 KV head; dk = dv = 2
 //! let bytes = |x: &[f32]| x.iter().flat_map(|v| v.to_le_bytes()).collect::<Vec<u8>>();
 //! let (k, v) = (bytes(&[1.0, 0.0, 0.0, 1.0]), bytes(&[10.0, 20.0, 30.0, 40.0])); // 2 tokens
-//! let block = KvBlock { k: &k, v: &v, group_tokens: 2, tokens: 2, heads: HeadMask::all(1), positions: None };
+//! let heads = HeadMask::all(1);
+//! let block = KvBlock { k: &k, v: &v, group_tokens: 2, tokens: 2, heads, positions: None, one_head: false };
 //!
 //! let query = Query::new(&shape, &[0.0; 4])?;
 //! let mut partial = Partial::new(&shape);

@@ -12,7 +12,7 @@ use super::block_run::BlockRun;
 use super::query::Query;
 use super::shape::AttentionShape;
 use crate::error::{Error, ErrorKind, Result};
-use crate::kernels::{Kernel, PAD, Plane, PrefetchCursor, Prefetcher, SCRATCH, SoftmaxOutcome};
+use crate::kernels::{Kernel, PAD, Plane, PrefetchCursor, Prefetcher, SCRATCH, SoftmaxOutcome, merge_sums};
 
 /// The buffers of [`Partial::add`], one per thread. They grow to the size of the largest run and are then reused.
 pub struct Workspace {
@@ -253,9 +253,7 @@ impl Partial {
             let (a, b) = ((self.max[head] - max).exp(), (other.max[head] - max).exp());
             self.max[head] = max;
             self.sum[head] = self.sum[head] * a + other.sum[head] * b;
-            for (x, y) in acc.iter_mut().zip(other_acc) {
-                *x = *x * a + *y * b;
-            }
+            merge_sums(acc, a, other_acc, b);
         }
         Ok(())
     }

@@ -23,7 +23,7 @@ impl RecordBuffer {
                     known.push(index);
                     Ok(())
                 }
-                Record::Replica(replica) if dropped == Some(replica.frame) => {
+                Record::Replica(copy) if dropped == Some(copy.frame) => {
                     known.push(index);
                     Ok(())
                 }

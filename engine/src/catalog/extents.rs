@@ -88,7 +88,7 @@ pub(crate) struct FrameBody {
     /// The CRC of the header of this copy.
     pub(crate) header_crc: u32,
     /// The other copies.
-    pub(crate) replicas: Box<[FrameCopy]>,
+    pub(crate) other_copies: Box<[FrameCopy]>,
     /// The checksums of the groups, per block and plane, extent after extent.
     pub(crate) checksums: Arc<[u64]>,
     /// The places of summaries that are read on demand.
@@ -139,7 +139,7 @@ pub(crate) struct FrameCopy {
 impl FrameBody {
     pub(crate) fn memory_bytes(&self) -> usize {
         size_of::<Self>()
-            + self.replicas.len() * size_of::<FrameCopy>()
+            + self.other_copies.len() * size_of::<FrameCopy>()
             + self.checksums.len() * 8
             + self.summaries.len() * size_of::<SummaryPlace>()
     }
@@ -151,13 +151,13 @@ impl FrameBody {
 
     /// Returns the number of copies, this one included.
     pub(crate) fn copies(&self) -> usize {
-        1 + self.replicas.len()
+        1 + self.other_copies.len()
     }
 
     /// Returns the segment, first page and header CRC of a copy. Copy 0 is the frame itself.
     pub(crate) fn copy(&self, copy: usize) -> (&Arc<SegmentHandle>, u32, u32) {
-        match copy.checked_sub(1).and_then(|at| self.replicas.get(at)) {
-            Some(replica) => (&replica.segment, replica.page, replica.header_crc),
+        match copy.checked_sub(1).and_then(|at| self.other_copies.get(at)) {
+            Some(copy) => (&copy.segment, copy.page, copy.header_crc),
             None => (&self.segment, self.page, self.header_crc),
         }
     }
@@ -212,12 +212,12 @@ impl FrameSlot {
     }
 
     /// Replaces the location of every copy.
-    pub(crate) fn set_location(&self, first: FrameCopy, replicas: Box<[FrameCopy]>) {
+    pub(crate) fn set_location(&self, first: FrameCopy, other_copies: Box<[FrameCopy]>) {
         let FrameCopy { segment, page, header_crc } = first;
         self.body.replace(|body| {
             let (checksums, summaries) = (Arc::clone(&body.checksums), Arc::clone(&body.summaries));
             let (id, origin, nonce) = (body.id, body.origin, body.nonce);
-            Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, replicas, checksums, summaries })
+            Arc::new(FrameBody { id, origin, nonce, segment, page, header_crc, other_copies, checksums, summaries })
         });
     }
 }
@@ -478,7 +478,7 @@ mod tests {
             pin: Pin::new(),
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
-        let (replicas, checksums, summaries) = (Box::default(), Arc::default(), Arc::default());
+        let (other_copies, checksums, summaries) = (Box::default(), Arc::default(), Arc::default());
         let (id, page, header_crc) = (FrameId(id), 1, 0);
         Arc::new(FrameSlot::new(FrameBody {
             id,
@@ -487,7 +487,7 @@ mod tests {
             segment,
             page,
             header_crc,
-            replicas,
+            other_copies,
             checksums,
             summaries,
         }))

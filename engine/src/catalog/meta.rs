@@ -19,7 +19,7 @@ pub(crate) struct SequenceMeta {
     pub(crate) summaries: u32,
     pub(crate) created_unix_ms: u64,
     pub(crate) ttl_ms: u64,
-    pub(crate) replicas: u8,
+    pub(crate) copies: u8,
     pub(crate) evictable: u8,
     pub(crate) parent: Option<(SequenceId, u64)>,
     pub(crate) tokens: u64,
@@ -60,12 +60,12 @@ pub(crate) struct FrameMeta {
     /// The number of sequences that refer to the frame.
     pub(crate) refs: u32,
     /// The other copies, on other devices.
-    pub(crate) replicas: Vec<ReplicaMeta>,
+    pub(crate) other_copies: Vec<CopyMeta>,
 }
 
 /// Another copy of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct ReplicaMeta {
+pub(crate) struct CopyMeta {
     pub(crate) generation: u64,
     pub(crate) location: Location,
     pub(crate) header_crc: u32,
@@ -117,12 +117,12 @@ impl Default for Counters {
 impl FrameMeta {
     /// Returns the number of copies, the first included.
     pub(crate) fn copies(&self) -> usize {
-        1 + self.replicas.len()
+        1 + self.other_copies.len()
     }
 
     /// Returns the locations of all copies, the first one first.
     pub(crate) fn locations(&self) -> impl Iterator<Item = Location> {
-        std::iter::once(self.location).chain(self.replicas.iter().map(|replica| replica.location))
+        std::iter::once(self.location).chain(self.other_copies.iter().map(|copy| copy.location))
     }
 
     /// Appends the records that define the frame and its copies.
@@ -131,8 +131,8 @@ impl FrameMeta {
         if self.derived {
             out.require_pools();
         }
-        for replica in &self.replicas {
-            out.push(Kind::Replica, &replica.record(id), &[]);
+        for copy in &self.other_copies {
+            out.push(Kind::Replica, &copy.record(id), &[]);
         }
     }
 
@@ -151,7 +151,7 @@ impl FrameMeta {
     }
 }
 
-impl ReplicaMeta {
+impl CopyMeta {
     pub(crate) fn record(&self, id: FrameId) -> m::Replica {
         m::Replica {
             frame: U64::new(id.0),
@@ -192,7 +192,7 @@ impl SequenceMeta {
             ttl_ms: U64::new(self.ttl_ms),
             layout: U32::new(self.layout.0),
             summaries: U32::new(self.summaries),
-            replicas: self.replicas,
+            replicas: self.copies,
             evictable: self.evictable,
             key_bytes: U16::new(self.key.len() as u16),
             reserved: U32::new(0),

@@ -24,7 +24,7 @@ pub(crate) use extents::{
     SummaryPlace, min_max_records,
 };
 pub(crate) use meta::{
-    AdapterMeta, Counters, FrameMeta, ReplicaMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta, free_record,
+    AdapterMeta, CopyMeta, Counters, FrameMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta, free_record,
     open_record, ref_record, release_record, seal_record,
 };
 pub(crate) use pin::{Pin, PinWatch};

@@ -23,12 +23,12 @@ impl RecordBuffer {
         encode_record(&mut self.bytes, kind, body, tail);
         self.ends.push(self.bytes.len());
         if kind == Kind::Replica {
-            self.require_replicas();
+            self.require_copies();
         }
     }
 
     /// Requires the feature bit of copies.
-    pub(crate) fn require_replicas(&mut self) {
+    pub(crate) fn require_copies(&mut self) {
         self.features |= INCOMPAT_REPLICAS;
     }
 
@@ -78,7 +78,7 @@ impl RecordBuffer {
         for record in self.records() {
             let (frame, location) = match record {
                 Ok(Record::Frame(frame)) if frame.flags.get() & FLAG_DERIVED == 0 => (frame.frame, &frame.location),
-                Ok(Record::Replica(replica)) => (replica.frame, &replica.location),
+                Ok(Record::Replica(copy)) => (copy.frame, &copy.location),
                 _ => continue,
             };
             frames.entry(frame.get()).or_default().push(Location::from_raw(location).device);

@@ -40,7 +40,7 @@ pub enum CoverageMark {
     /// Recovery cut a series of batches because its last batch was missing.
     SplitCut,
     /// A damaged copy was written again from another one.
-    ReplicaHealed,
+    CopyHealed,
     /// Cleaning moved a frame.
     FrameMoved,
     /// The manifest's state takes more bytes than the capacity leaves it.
@@ -65,6 +65,24 @@ pub enum CoverageMark {
     SummaryRestored,
     /// The files of free segments were removed.
     SegmentGivenBack,
+    /// A device that had hung completed an operation again.
+    DeviceHung,
+    /// Time passed while an operation of a slow device waited.
+    TimePassed,
+    /// A device returned ESTALE.
+    HandleStale,
+    /// A device returned EROFS.
+    ReadOnlyMidway,
+    /// The clock was set back.
+    ClockWentBack,
+    /// A page of stored clusters failed, and groups gave its entries.
+    PageRebuilt,
+    /// A directory of stored clusters did not verify.
+    ClustersDropped,
+    /// A store without space gave up stored clusters.
+    ClustersReleased,
+    /// Stored clusters went with their device.
+    ClustersLost,
 }
 
 /// Does nothing, because marks are counted with the feature `sim` only.
@@ -78,23 +96,23 @@ mod counts {
     use std::collections::BTreeMap;
 
     thread_local! {
-        /// True while a simulation runs on this thread.
-        static COUNTING: Cell<bool> = const { Cell::new(false) };
+        /// The simulations that run on this thread.
+        static COUNTING: Cell<u32> = const { Cell::new(0) };
         static COUNTS: RefCell<BTreeMap<CoverageMark, u64>> = const { RefCell::new(BTreeMap::new()) };
     }
 
     /// Counts the marks of this thread from now on.
     pub(crate) fn start() {
-        COUNTING.set(true);
+        COUNTING.set(COUNTING.get() + 1);
     }
 
-    /// Counts no more marks of this thread. The counts stay.
+    /// Ends a simulation. Without one, no marks of this thread are counted. The counts stay.
     pub(crate) fn stop() {
-        COUNTING.set(false);
+        COUNTING.set(COUNTING.get().saturating_sub(1));
     }
 
     pub(crate) fn mark(mark: CoverageMark) {
-        if COUNTING.get() {
+        if COUNTING.get() > 0 {
             COUNTS.with_borrow_mut(|counts| *counts.entry(mark).or_default() += 1);
         }
     }

@@ -48,7 +48,7 @@ pub enum Mutant {
     /// The name of a new segment is not synced.
     SegmentNameNotSynced,
     /// A damaged copy is found but not written again.
-    ReplicaNotHealed,
+    CopyNotHealed,
     /// A commit syncs before its writes have completed.
     SyncBeforeCompletion,
     /// A transfer that moved fewer bytes than requested counts as complete.
@@ -79,6 +79,24 @@ pub enum Mutant {
     ImportVisible,
     /// Recovery takes a token that was cut off the tail instead of the committed token.
     StaleTail,
+    /// Pages and directories of clusters are committed before they are synced.
+    PoolsNotSynced,
+    /// A directory of clusters names the pages of its set in the reverse order.
+    PagesExchanged,
+    /// A cut keeps the stored clusters that reach beyond it.
+    StaleClustersKept,
+    /// The place of a page of clusters is no part of its checksum.
+    PageIdentityIgnored,
+    /// A page of clusters that fails is filled with the elements of the next token.
+    PageRebuiltWrong,
+    /// A segment with pages of clusters is free for use while directories name its pages.
+    PoolFreedEarly,
+    /// A full store evicts sequences before it gives up clusters.
+    EvictedBeforeClusters,
+    /// The checksums of directories of clusters are not compared.
+    DirectoryChecksumIgnored,
+    /// Clusters on a device that was lost or removed stay in the manifest.
+    LostClustersKept,
 }
 
 /// Returns `false`, because faults are planted with the feature `sim` only.
@@ -97,6 +115,12 @@ pub(crate) fn covered(plane: &[u8]) -> &[u8] {
 #[inline]
 pub(crate) fn covered_bytes(bytes: usize) -> usize {
     if planted!(ChecksumOfHalf) { bytes / 2 } else { bytes }
+}
+
+/// Returns the place and the valid entries of a page of clusters, as its checksum has them.
+#[inline]
+pub(crate) fn page_place(page: u32, valid: u32) -> (u32, u32) {
+    if planted!(PageIdentityIgnored) { (0, 0) } else { (page, valid) }
 }
 
 #[cfg(feature = "sim")]

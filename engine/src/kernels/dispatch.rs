@@ -27,6 +27,9 @@ pub(super) enum FeatureSet {
     /// `avx512f,avx512dq,avx512bf16`.
     #[cfg(target_arch = "x86_64")]
     Avx512Bf16,
+    /// `avx512f,avx512dq,avx512vl,pclmulqdq,vpclmulqdq,sse4.1`.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Clmul,
     /// `avx512f,avx512vpopcntdq`.
     #[cfg(target_arch = "x86_64")]
     Avx512Popcount,
@@ -48,6 +51,14 @@ pub(super) fn has(set: FeatureSet) -> bool {
         FeatureSet::Avx512Bytes => avx512f() && is_x86_feature_detected!("avx512bw"),
         FeatureSet::Avx512Bf16 => {
             avx512f() && is_x86_feature_detected!("avx512dq") && is_x86_feature_detected!("avx512bf16")
+        }
+        FeatureSet::Avx512Clmul => {
+            avx512f()
+                && is_x86_feature_detected!("avx512dq")
+                && is_x86_feature_detected!("avx512vl")
+                && is_x86_feature_detected!("pclmulqdq")
+                && is_x86_feature_detected!("vpclmulqdq")
+                && is_x86_feature_detected!("sse4.1")
         }
         FeatureSet::Avx512Popcount => avx512f() && is_x86_feature_detected!("avx512vpopcntdq"),
     }

@@ -8,6 +8,7 @@
 //! | `dot` | one weighted sum over a record of 16-bit elements |
 //! | `sign_sums`, `code_sums`, `table_sums` | sums of table entries by sign bits, by code bytes |
 //! | `softmax_parts`, `lane_softmax` | the softmax of selection, in bf16 and in f32 |
+//! | `merge_sums` | the merge of two streaming softmaxes |
 //! | `row_softmax` | the softmax of one query head over all entries |
 //! | `common_bits` | common bits of bit sets |
 //! | `nearest` | squared distances |
@@ -15,6 +16,7 @@
 //! | `maxima` | the best units of groups |
 //! | `extremes` | minima and maxima of keys |
 //! | `matmul`, `subspace` | products of matrices, and the strongest directions of one |
+//! | `plane_checksum` | the CRC-64 of a plane and its identity |
 //! | `rope`, `hadamard` | rotations of keys |
 //! | `quantise` | eight and four bits per element, and back |
 //! | `convert` | f16 and bf16 to f32, and back |
@@ -46,8 +48,10 @@ mod kernel;
 mod lane_softmax;
 mod matmul;
 mod maxima;
+mod merge_sums;
 mod nearest;
 mod plane;
+mod plane_checksum;
 mod point_products;
 mod prefetch;
 mod quantise;
@@ -67,7 +71,9 @@ mod values;
 mod vector;
 
 pub(crate) use code_sums::{CodeSums, HalfPrecisionTables, code_sums};
-pub(crate) use common_bits::{BLOCK_ENTRIES, common_counts, count_within, equal_counts, largest_count};
+pub(crate) use common_bits::{
+    BLOCK_ENTRIES, common_counts, count_pairs_within, count_within, equal_counts, largest_counts,
+};
 pub(crate) use convert::{
     f16_to_f32, f32_to_f16, f32_to_finite_f16, is_finite_f16, largest_finite, narrow, narrow_bf16, precision, widen,
     widen_bf16, widen_f16,
@@ -79,8 +85,10 @@ pub use kernel::{Kernel, kernel_name};
 pub(crate) use lane_softmax::{exponentiate, lane_weights, powers};
 pub(crate) use matmul::{add_weighted_rows, multiply_add, multiply_add_upper, multiply_by_lanes};
 pub(crate) use maxima::{all_below, best_by_head, best_query_heads, best_scores, best_units};
+pub(crate) use merge_sums::merge_sums;
 pub(crate) use nearest::{add_row, lower_distances, nearest_columns, scale_row, squared_norms, transpose};
 pub(crate) use plane::{PAD, Plane, SCRATCH};
+pub use plane_checksum::plane_checksum;
 pub(crate) use point_products::{
     POINTS, PointLanes, indexed_point_products, lower_to_nearest, point_block, point_products,
 };

@@ -17,6 +17,7 @@ const TILE: usize = 2048;
 const MOST_ROWS: usize = 8;
 
 /// Query vectors in the layout that the kernels read.
+#[derive(Clone, Debug)]
 pub(crate) struct RowQuery {
     /// `[heads * per_head, dim]` with padded rows, or `[dim, columns]` if `transposed`.
     query: Vec<f32>,
@@ -52,6 +53,12 @@ impl RowQuery {
             }
         }
         Self { query: laid, transposed, heads, per_head, dim, tile: Vec::new(), scratch: Box::new([0.0; SCRATCH]) }
+    }
+
+    /// Returns the most bytes of `count` query vectors of one head, with the scratch of [`Self::put`].
+    pub(crate) fn bytes_for(count: usize, dim: usize) -> usize {
+        let elements = count.next_multiple_of(PAD).saturating_mul(dim.next_multiple_of(PAD));
+        elements.saturating_add(SCRATCH).saturating_mul(size_of::<f32>())
     }
 
     fn run<'a>(&self, records: &'a [u16], (record, offset): (usize, usize), dtype: DType) -> RecordRun<'a> {

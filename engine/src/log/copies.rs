@@ -2,7 +2,7 @@
 //!
 //! A record can add a copy or move one, but not drop the first. [`CopyChange::push`] builds any change from these.
 
-use crate::catalog::{FrameMeta, RecordBuffer, ReplicaMeta};
+use crate::catalog::{CopyMeta, FrameMeta, RecordBuffer};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::{FrameId, Location};
 use zerocopy::little_endian::{U32, U64};
@@ -22,8 +22,8 @@ pub(crate) struct CopyChange {
 
 /// Returns the copies of a frame, the first one in front.
 pub(crate) fn places(frame: &FrameMeta) -> Vec<CopyPlace> {
-    let replicas = frame.replicas.iter().map(|replica| (replica.location, replica.header_crc));
-    std::iter::once((frame.location, frame.header_crc)).chain(replicas).collect()
+    let others = frame.other_copies.iter().map(|copy| (copy.location, copy.header_crc));
+    std::iter::once((frame.location, frame.header_crc)).chain(others).collect()
 }
 
 impl CopyChange {
@@ -34,7 +34,7 @@ impl CopyChange {
             return;
         }
         let mut own = frame.clone();
-        let next = own.replicas.iter().map(|replica| replica.generation).max().unwrap_or(0) + 1;
+        let next = own.other_copies.iter().map(|copy| copy.generation).max().unwrap_or(0) + 1;
         // Copies to drop whose device gets no other. The first copy moves onto them and back, because only a move drops
         // a copy.
         let gone = |place: &CopyPlace| match self.wanted.iter().position(|wanted| wanted.0.device == place.0.device) {
@@ -42,8 +42,8 @@ impl CopyChange {
             // The first copy cannot move to a device that holds another copy.
             Some(at) => at == 0 && first.0 != place.0,
         };
-        for replica in own.replicas.clone() {
-            let place = (replica.location, replica.header_crc);
+        for copy in own.other_copies.clone() {
+            let place = (copy.location, copy.header_crc);
             if gone(&place) {
                 let back = (own.location, own.header_crc);
                 self.move_to(&mut own, place, out);
@@ -54,9 +54,9 @@ impl CopyChange {
             self.move_to(&mut own, *first, out);
         }
         for (location, header_crc) in others.iter().copied() {
-            if !own.replicas.iter().any(|replica| replica.location == location) {
-                let replica = ReplicaMeta { generation: next, location, header_crc };
-                out.push(Kind::Replica, &replica.record(self.frame), &[]);
+            if !own.other_copies.iter().any(|copy| copy.location == location) {
+                let copy = CopyMeta { generation: next, location, header_crc };
+                out.push(Kind::Replica, &copy.record(self.frame), &[]);
             }
         }
     }
@@ -69,7 +69,7 @@ impl CopyChange {
             reserved: U32::new(0),
         };
         out.push(Kind::FrameMoved, &record, &[]);
-        own.replicas.retain(|replica| replica.location != location);
+        own.other_copies.retain(|copy| copy.location != location);
         (own.location, own.header_crc) = (location, header_crc);
     }
 }
@@ -105,7 +105,7 @@ mod tests {
             };
             catalog.segments.insert((DeviceIndex(device), SegmentId(0)), meta);
         }
-        let replica = |(location, header_crc): &CopyPlace| ReplicaMeta {
+        let copy = |(location, header_crc): &CopyPlace| CopyMeta {
             generation: 3,
             location: *location,
             header_crc: *header_crc,
@@ -120,7 +120,7 @@ mod tests {
             front_pages: 1,
             derived: false,
             refs: 1,
-            replicas: copies[1..].iter().map(replica).collect(),
+            other_copies: copies[1..].iter().map(copy).collect(),
         };
         catalog.frames.insert(FrameId(1), frame);
         catalog

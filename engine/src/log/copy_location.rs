@@ -26,7 +26,7 @@ pub(crate) fn copies_of(
     frame: &FrameMeta,
 ) -> Result<Vec<CopyAt>> {
     let first = (frame.location, frame.header_crc);
-    let others = frame.replicas.iter().map(|replica| (replica.location, replica.header_crc));
+    let others = frame.other_copies.iter().map(|copy| (copy.location, copy.header_crc));
     let mut copies = Vec::with_capacity(frame.copies());
     let mut missing = None;
     for (location, header_crc) in std::iter::once(first).chain(others) {

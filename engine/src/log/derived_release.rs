@@ -4,6 +4,7 @@
 //! the other did, so the commit leader looks up which references exist.
 
 use crate::catalog::{Catalog, RecordBuffer, release_record};
+use crate::io::planted;
 use std::collections::BTreeSet;
 use stratakv_format::manifest::Kind;
 use stratakv_format::{FrameId, SequenceId};
@@ -27,7 +28,7 @@ impl DerivedRelease {
     ) {
         let (Self::Cut(sequence, _) | Self::Reference(sequence, _)) = self;
         let is_meant = |(frame, end): &(FrameId, u64)| match self {
-            Self::Cut(_, tokens) => *end > tokens,
+            Self::Cut(_, tokens) => *end > tokens && !planted!(StaleClustersKept),
             Self::Reference(_, only) => *frame == only,
         };
         for (frame, _) in catalog.derived_of(sequence).filter(is_meant) {
@@ -134,8 +135,8 @@ mod tests {
         assert!(text(catalog.apply(&Record::Frame(&frame(4, 2, 0)))).contains("kind 2"));
         let location = Location { device: DeviceIndex(1), segment: SegmentId(2), page: 9, pages: 2 }.to_raw();
         let (header_crc, reserved, generation) = (U32::new(0), U32::new(0), U64::new(1));
-        let replica = m::Replica { frame: U64::new(2), generation, location, header_crc, reserved };
-        assert!(text(catalog.apply(&Record::Replica(&replica))).contains("second copy"));
+        let copy = m::Replica { frame: U64::new(2), generation, location, header_crc, reserved };
+        assert!(text(catalog.apply(&Record::Replica(&copy))).contains("second copy"));
         let moved = m::FrameMoved { frame: U64::new(2), location, header_crc, reserved };
         assert!(text(catalog.apply(&Record::FrameMoved(&moved))).contains("is moved"));
         let features = catalog.checkpoint().features();

@@ -99,7 +99,7 @@ impl Devices {
     }
 
     /// Returns whether frames may have copies.
-    pub(crate) fn has_replicas(&self) -> bool {
+    pub(crate) fn has_copies(&self) -> bool {
         self.features().has_copies()
     }
 

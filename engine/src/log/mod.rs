@@ -42,7 +42,10 @@ pub(crate) use device::Device;
 pub(crate) use device_set::{DeviceList, with_heirs};
 pub(crate) use devices::{CONTROL_BYTES, Devices, StoreIdentity, exhausted};
 pub(crate) use frame_builder::{AdapterPart, CoveredEnds, FrameBuilder, RecordBytes, Tail, TailRows};
-pub(crate) use frame_writer::{FrameTarget, WrittenFrame, front_limit, write as write_frame};
+pub(crate) use frame_writer::{
+    DerivedDraft, DerivedFrame, DirectoryBytes, FrameTarget, WrittenFrame, front_limit, write as write_frame,
+    write_derived,
+};
 pub(crate) use ids::{IdAllocator, NextIds};
 pub(crate) use latency::Latencies;
 pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};

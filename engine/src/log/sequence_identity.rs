@@ -30,7 +30,7 @@ impl SequenceIdentity {
             summaries: self.summaries,
             created_unix_ms,
             ttl_ms: self.ttl_ms,
-            replicas: self.copies as u8,
+            copies: self.copies as u8,
             evictable: self.evictable,
             parent: self.parent,
             tokens: 0,
@@ -43,7 +43,7 @@ impl SequenceIdentity {
         };
         let mut records = RecordBuffer::default();
         if self.copies > 1 {
-            records.require_replicas();
+            records.require_copies();
         }
         records.push(Kind::SequenceCreate, &meta.create_record(self.sequence), meta.key.as_bytes());
         records

@@ -65,10 +65,12 @@ impl Drop for SequenceLock {
         lock(&self.store.space).settle(self.id);
         // Set before the sequence may be evicted. A sequence that only a queued commit names gets its time with the
         // commit.
-        if self.uses
-            && let Some(meta) = lock(&self.store.catalog).sequences.get_mut(&self.id)
-        {
-            meta.used_unix_ms = meta.used_unix_ms.max(self.store.devices.environment.unix_ms());
+        if self.uses {
+            let mut catalog = lock(&self.store.catalog);
+            if catalog.sequences.contains_key(&self.id) {
+                let used = catalog.use_at(self.store.devices.environment.unix_ms());
+                catalog.sequences.entry(self.id).and_modify(|meta| meta.used_unix_ms = used);
+            }
         }
         self.store.handles.release_sequence(self.id);
         if !self.expires {

@@ -60,6 +60,8 @@ pub(crate) struct WriteLimits {
     pub(crate) watermarks: Watermarks,
     /// Makes space for an append that found none. Returns whether there is more now.
     pub(crate) make_space: fn(&Arc<StoreInner>) -> Result<bool>,
+    /// Makes space for clusters without evicting a sequence. Returns whether there may be more now.
+    pub(crate) release_clusters: fn(&Arc<StoreInner>) -> Result<bool>,
 }
 
 /// Shares of the space for frames, from 0 to 1.

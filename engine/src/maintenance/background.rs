@@ -5,7 +5,7 @@
 //! 1. Open the segments that the next appends will need.
 //! 2. Delete expired sequences.
 //! 3. Evict down to the low watermark if the live bytes exceed the high watermark.
-//! 4. Clean until some segments are free.
+//! 4. Clean until some segments are free. If cleaning gains nothing, release the frames of mostly dead pools.
 //! 5. Remove files of surplus free segments.
 //! 6. Write manifest copies that are still missing.
 //!
@@ -17,7 +17,8 @@
 //! allocator. No maintenance lock is held while an observer is notified, because an observer may use the store.
 
 use super::clean::{CleaningResult, clean, clean_at};
-use super::evict::{evict, evict_silently, expire, next_expiry_ms, notify_observers};
+use super::evict::{evict, evict_silently, expire, next_expiry_ms, notify_observers, release_closed};
+use super::pool_space::release_wasted_pool;
 use crate::catalog::SegmentKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::coverage;
@@ -44,7 +45,8 @@ const REPAIRED_AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 
 ///
 /// 1. Commit: this frees segments that became empty since the last commit.
 /// 2. Clean up to four times, one segment of gain each.
-/// 3. Release derived frames or evict sequences worth one segment, commit, and clean again.
+/// 3. Release the derived frames of a segment for pools that is mostly dead.
+/// 4. Release derived frames or evict sequences worth one segment, commit, and clean again.
 ///
 /// Each step runs only if the steps before it freed nothing.
 ///
@@ -70,6 +72,9 @@ pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
     if available(inner) > before {
         return Ok(true);
     }
+    if release_wasted_pool(inner)? && available(inner) > before {
+        return Ok(true);
+    }
     let segment = lock(&inner.space).segment_bytes();
     let evicted = evict(inner, segment)?;
     if evicted == 0 {
@@ -80,6 +85,34 @@ pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
     if available(inner) <= before {
         clean(inner, LIVE_SHARE_URGENT, 2)?;
     }
+    Ok(true)
+}
+
+/// Frees space for clusters that are being stored, without evicting a sequence. Returns whether another try may
+/// succeed.
+///
+/// 1. Commit: this frees segments that became empty since the last commit.
+/// 2. Release the derived frames of a segment for pools that is mostly dead.
+/// 3. Release derived frames of closed sequences worth one segment, and commit again.
+///
+/// # Errors
+/// A commit failed.
+pub(crate) fn release_clusters(inner: &Arc<StoreInner>) -> Result<bool> {
+    let before = available(inner);
+    seal_wasted(inner);
+    inner.commit(CommitRequest::default())?;
+    if available(inner) > before {
+        return Ok(true);
+    }
+    if release_wasted_pool(inner)? && available(inner) > before {
+        return Ok(true);
+    }
+    let segment = lock(&inner.space).segment_bytes();
+    if release_closed(inner, segment)? == 0 {
+        return Ok(false);
+    }
+    seal_wasted(inner);
+    inner.commit(CommitRequest::default())?;
     Ok(true)
 }
 
@@ -116,7 +149,7 @@ pub(crate) fn run_due(inner: &Arc<StoreInner>, background: bool) -> Result<Clean
 /// Cleans until more than the threshold of segments is free, or nothing more can be cleaned.
 fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<CleaningResult> {
     let mut done = CleaningResult::default();
-    // This ends, because cleaning stops when it gains nothing.
+    // This ends, because cleaning stops when it gains nothing, and a released segment has no live frame left.
     loop {
         let (free, all) = {
             let space = lock(&inner.space);
@@ -132,7 +165,7 @@ fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<CleaningResu
         done.segments += round.segments;
         done.frames += round.frames;
         done.bytes += round.bytes;
-        if round.segments == 0 {
+        if round.segments == 0 && !release_wasted_pool(inner)? {
             return Ok(done);
         }
     }

@@ -134,6 +134,16 @@ pub(crate) fn evict(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
     freed
 }
 
+/// Releases derived frames of closed sequences until at least `bytes` more are dead or all are released. Returns the
+/// bytes.
+///
+/// # Errors
+/// The commit failed.
+pub(super) fn release_closed(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
+    let _one = lock(&inner.locks.evicting);
+    release_derived(inner, bytes)
+}
+
 /// Evicts as [`evict`] does for a caller that holds `evicting`, and appends the events to `gone`.
 ///
 /// The caller notifies the observers after it released the lock, because an observer may use the store.
@@ -141,7 +151,7 @@ pub(crate) fn evict(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
 /// # Errors
 /// The commit failed.
 pub(super) fn evict_silently(inner: &Arc<StoreInner>, bytes: u64, gone: &mut Vec<Evicted>) -> Result<u64> {
-    let mut freed = release_derived(inner, bytes)?;
+    let mut freed = if planted!(EvictedBeforeClusters) { 0 } else { release_derived(inner, bytes)? };
     while freed < bytes {
         let chosen = choose(&lock(&inner.catalog), &inner.handles.sequences(), bytes - freed);
         let (more, count) = delete(inner, &chosen, EvictionReason::Space, gone)?;
@@ -161,9 +171,16 @@ fn release_derived(inner: &Arc<StoreInner>, bytes: u64) -> Result<u64> {
     let (derived, freed) = choose_derived(&lock(&inner.catalog), &inner.handles.sequences(), bytes);
     if !derived.is_empty() {
         inner.commit(CommitRequest { derived, ..CommitRequest::default() })?;
+        coverage!(ClustersReleased);
         event!(info, bytes = freed, "clusters were released for space");
     }
     Ok(freed)
+}
+
+/// Returns the bytes of stored clusters that a full store may give up.
+#[cfg(feature = "sim")]
+pub(crate) fn releasable_bytes(inner: &StoreInner) -> u64 {
+    choose_derived(&lock(&inner.catalog), &inner.handles.sequences(), u64::MAX).1
 }
 
 /// Chooses derived frames that no open sequence refers to, until `bytes` would be dead. Returns all references to them,
@@ -281,7 +298,7 @@ fn release_halves(inner: &Arc<StoreInner>, events: &[Evicted]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::catalog::{FrameMeta, ReplicaMeta};
+    use crate::catalog::{CopyMeta, FrameMeta};
     use stratakv_format::{DeviceIndex, LayoutId, Location, SegmentId};
 
     const PAGE: u64 = stratakv_format::PAGE_BYTES as u64;
@@ -305,7 +322,7 @@ mod tests {
                     front_pages: 1,
                     derived: false,
                     refs: 0,
-                    replicas: vec![ReplicaMeta { generation: 1, location: at(1, *frame), header_crc: 1 }],
+                    other_copies: vec![CopyMeta { generation: 1, location: at(1, *frame), header_crc: 1 }],
                 };
                 catalog.frames.entry(FrameId(*frame)).or_insert_with(fresh).refs += 1;
             }
@@ -315,7 +332,7 @@ mod tests {
                 summaries: 0,
                 created_unix_ms: 0,
                 ttl_ms: 0,
-                replicas: 2,
+                copies: 2,
                 evictable: 1,
                 parent: None,
                 tokens: 1,
@@ -357,7 +374,7 @@ mod tests {
     fn derive(catalog: &mut Catalog, frames: &[u64]) {
         for frame in frames {
             let frame = catalog.frames.get_mut(&FrameId(*frame)).unwrap();
-            (frame.derived, frame.replicas) = (true, Vec::new());
+            (frame.derived, frame.other_copies) = (true, Vec::new());
         }
     }
 

@@ -2,6 +2,7 @@
 //!
 //! - [`background`] runs the maintenance thread and decides what is due.
 //! - [`clean`] empties mostly dead segments. [`evict`] deletes expired and evictable sequences.
+//! - [`pool_space`] releases clusters that keep mostly dead segments.
 //! - [`repair`] replaces damaged and missing copies. [`frame_copy`] copies and verifies one frame for both.
 //! - The functions of this file run when a store is opened. They finish what a crash interrupted.
 //!
@@ -11,11 +12,14 @@ mod background;
 mod clean;
 mod evict;
 mod frame_copy;
+mod pool_space;
 mod repair;
 
-pub(crate) use background::{clean_all, make_room, run, run_due, shrink};
+pub(crate) use background::{clean_all, make_room, release_clusters, run, run_due, shrink};
 pub(crate) use clean::CleaningResult;
 pub(crate) use evict::expire;
+#[cfg(feature = "sim")]
+pub(crate) use evict::releasable_bytes;
 pub(crate) use repair::Repair;
 pub use repair::RepairReport;
 

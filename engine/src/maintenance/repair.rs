@@ -168,13 +168,13 @@ fn repair(inner: &StoreInner) -> Result<RepairReport> {
         if request.copies.is_empty() {
             continue;
         }
-        if planted!(ReplicaNotHealed) && !bad.is_empty() {
+        if planted!(CopyNotHealed) && !bad.is_empty() {
             continue;
         }
         inner.commit(request)?;
     }
     for _ in 0..done.healed {
-        coverage!(ReplicaHealed);
+        coverage!(CopyHealed);
     }
     let waiting;
     (done.removed, waiting) = remove_empty(inner)?;
@@ -198,10 +198,14 @@ fn release_derived(inner: &StoreInner, members: &CopyTargets) -> Result<()> {
         };
         catalog.sequences.keys().flat_map(of).collect::<Vec<_>>()
     };
-    match derived.is_empty() {
-        true => Ok(()),
-        false => inner.commit(CommitRequest { derived, ..CommitRequest::default() }),
+    if derived.is_empty() {
+        return Ok(());
     }
+    coverage!(ClustersLost);
+    if planted!(LostClustersKept) {
+        return Ok(());
+    }
+    inner.commit(CommitRequest { derived, ..CommitRequest::default() })
 }
 
 /// Returns whether a copy is damaged or cannot be read.
@@ -243,7 +247,7 @@ fn due(
         *own = (*own).max(copies);
     };
     for sequence in catalog.sequences.values() {
-        let copies = usize::from(sequence.replicas).clamp(1, COPIES_MAX).min(members.take.len().max(1));
+        let copies = usize::from(sequence.copies).clamp(1, COPIES_MAX).min(members.take.len().max(1));
         sequence.refs.iter().for_each(|(frame, _)| want(*frame, copies));
     }
     let is_due = |(id, wanted): &(FrameId, usize)| {

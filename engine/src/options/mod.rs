@@ -8,12 +8,13 @@ mod store;
 pub use cache::{CacheOptions, CachePolicy, ReadCost};
 pub use sequence::{Budget, CreateOptions, Durability, StoredSummary, SummaryResidency};
 pub use size::ByteSize;
-pub use store::{BalancePolicy, ChecksumChoice, DriverChoice, StoreOptions};
+pub use store::{BalancePolicy, ChecksumChoice, DriverChoice, HelperUse, StoreOptions};
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::error::ErrorKind;
+    use std::time::Duration;
 
     #[test]
     fn documented_defaults_hold() {
@@ -29,13 +30,25 @@ mod tests {
         assert_eq!(of(ByteSize::gib(5), 2), ByteSize::mib(8));
         assert_eq!(of(ByteSize::gib(500), 2), ByteSize::mib(64));
         assert_eq!(options.frame_bytes, ByteSize::mib(4));
-        assert_eq!(options.lazy_delay_ms, 1000);
+        assert_eq!(options.lazy_delay, Duration::from_secs(1));
         assert!(!options.allow_degraded && options.balance == BalancePolicy::EarliestFinish);
+        assert_eq!(options.attend_helper, HelperUse::Auto);
         assert_eq!(options.hedge_percentile, Some(0.99));
         assert_eq!(options.cleaning_rate, None);
         assert_eq!((options.high_watermark, options.low_watermark), (0.95, 0.90));
         assert!(options.create && options.capacity.is_none() && options.devices.is_empty() && options.cache.is_none());
         assert_eq!(CacheOptions::new(ByteSize(0)).policy, CachePolicy::default());
+    }
+
+    #[test]
+    fn a_delay_is_whole_milliseconds() {
+        let delay = |delay| StoreOptions::default().lazy_delay(delay).lazy_delay;
+        assert_eq!(delay(Duration::ZERO), Duration::ZERO);
+        assert_eq!(delay(Duration::from_nanos(1)), Duration::from_millis(1));
+        assert_eq!(delay(Duration::from_micros(2500)), Duration::from_millis(3));
+        // The time of the sync is still a point in time.
+        assert_eq!(delay(Duration::MAX), Duration::from_millis(u64::MAX));
+        assert!(std::time::Instant::now().checked_add(delay(Duration::MAX)).is_some());
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::time::Duration;
 pub enum Durability {
     /// It survives power loss: the data and then the manifest record are on stable storage.
     Sync,
-    /// It is queued, and durable within [`StoreOptions::lazy_delay_ms`](crate::StoreOptions::lazy_delay_ms) or at
-    /// close. A crash before that loses it.
+    /// It is queued, and durable within [`StoreOptions::lazy_delay`](crate::StoreOptions::lazy_delay) or at close. A
+    /// crash before that loses it.
     Lazy,
     /// It never costs a sync, and a crash may lose it. It becomes durable with the next commit of another kind, or at
     /// close.

@@ -2,6 +2,7 @@
 
 use super::step::Pipeline;
 use crate::error::{Error, ErrorKind, Result};
+use crate::layout::KvLayout;
 use crate::plan::{SelectRequest, Selection};
 use crate::read::AttendOptions;
 use crate::sequence::Sequence;
@@ -62,47 +63,47 @@ impl Pipeline {
         }
         let layers: Vec<usize> = (0..layout.layers()).filter(|layer| layout.kv_layer(*layer).is_ok()).collect();
         let mut trusted: Option<Vec<Selection>> = None;
+        // True if the model did not predict the current layer.
+        let mut silent = false;
         for (nth, &layer) in layers.iter().enumerate() {
             let queries = model.project(layer, sequences)?;
-            let views = match trusted.take().map(|predicted| with_newest(sequences, layer, &predicted)) {
-                Some(Ok(views)) => views,
+            let selections = match trusted.take().map(|predicted| with_newest(sequences, layer, &predicted)) {
+                Some(Ok(selections)) => selections,
                 // There was no prediction, or a predicted group has left the window.
                 _ => self.select(sequences, layer, &queries, model)?,
             };
-            self.read(layer, &views)?;
-            let refs: Vec<&Sequence> = sequences.iter().map(|sequence| &**sequence).collect();
-            if let Some(&next) = layers.get(nth + 1) {
-                self.stream(next, &refs)?;
+            let next = layers.get(nth + 1).copied();
+            // A model that predicts computes while the blocks are on their way. Without predictions nothing is computed
+            // before attention, so that reading and attending can be one call.
+            let asked = next.filter(|_| silent).and_then(|next| model.predict(next));
+            let at_once = asked.is_none() && (silent || next.is_none()) && !self.is_prefetched(layer);
+            if !at_once {
+                self.read(layer, &selections)?;
             }
-            if let Some(&next) = layers.get(nth + 1)
-                && let Some(predicted) = model.predict(next)
+            let refs: Vec<&Sequence> = sequences.iter().map(|sequence| &**sequence).collect();
+            if let Some(next) = next {
+                self.stream(next, &refs)?;
+                let predicted = if silent { asked } else { model.predict(next) };
+                silent = predicted.is_none();
                 // Without its records in flight, a prediction would wait for buffers that this layer holds.
-                && refs.iter().all(|sequence| sequence.has_records(next))
-            {
+                let predicted = predicted.filter(|_| refs.iter().all(|sequence| sequence.has_records(next)));
                 // A prediction that selects nothing, or a layer without tokens, does not end the step.
-                if let Ok(views) = self.select(sequences, next, &predicted, model) {
-                    self.predict(next, &views)?;
-                    trusted = self.trusts().then_some(views);
+                if let Some(Ok(selections)) = predicted.map(|queries| self.select(sequences, next, &queries, model)) {
+                    self.predict(next, &selections)?;
+                    trusted = self.trusts().then_some(selections);
                 }
             }
             // These records are needed one layer later, so they are read while this layer computes. The first layer
             // follows the last, for the next token.
             self.stream(layers[(nth + 2) % layers.len()], &refs)?;
             let options = model.attend_options(layer);
-            let geometry = layout.kv_layer(layer)?;
-            let key_dim = usize::from(geometry.key_dim);
-            let stored = if geometry.value_dim == 0 { key_dim } else { usize::from(geometry.value_dim) };
-            let value_dims = options.value_dims.unwrap_or(stored);
-            if value_dims > stored {
-                let text =
-                    format!("decode: attention with {value_dims} value dims in layer {layer}, which has {stored}");
-                return Err(Error::new(ErrorKind::InvalidArgument, text));
-            }
-            let out = |query: &Vec<f32>| vec![0.0; query.len() / key_dim * value_dims];
-            let mut outputs: Vec<Vec<f32>> = queries.iter().map(out).collect();
+            let mut outputs = outputs(&layout, layer, &options, &queries)?;
             let inputs: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
             let mut slices: Vec<&mut [f32]> = outputs.iter_mut().map(Vec::as_mut_slice).collect();
-            self.attend(layer, &inputs, &options, &mut slices)?;
+            match at_once {
+                true => self.read_and_attend(layer, &selections, &inputs, &options, &mut slices)?,
+                false => self.attend(layer, &inputs, &options, &mut slices)?,
+            }
             model.finish(layer, &outputs)?;
         }
         Ok(())
@@ -125,6 +126,19 @@ impl Pipeline {
         let request = |query| SelectRequest::query(query).options(self.select_options());
         pairs.map(|(sequence, query)| model.select(sequence, layer, request(query))).collect()
     }
+}
+
+/// Returns outputs of attention in a layer, one per query.
+fn outputs(layout: &KvLayout, layer: usize, options: &AttendOptions, queries: &[Vec<f32>]) -> Result<Vec<Vec<f32>>> {
+    let geometry = layout.kv_layer(layer)?;
+    let key_dim = usize::from(geometry.key_dim);
+    let stored = if geometry.value_dim == 0 { key_dim } else { usize::from(geometry.value_dim) };
+    let value_dims = options.value_dims.unwrap_or(stored);
+    if value_dims > stored {
+        let text = format!("decode: attention with {value_dims} value dims in layer {layer}, which has {stored}");
+        return Err(Error::new(ErrorKind::InvalidArgument, text));
+    }
+    Ok(queries.iter().map(|query| vec![0.0; query.len() / key_dim * value_dims]).collect())
 }
 
 /// Returns selections of groups that were chosen before the newest tokens, with all groups that were sealed since.

@@ -7,7 +7,7 @@ use crate::cache::BlockKey;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::ReadPriority;
 use crate::plan::{SelectOptions, Selection};
-use crate::read::{AttendOptions, ReadTicket, ReadTimes};
+use crate::read::{AttendOptions, PrefetchedBlocks, ReadTicket, ReadTimes};
 use crate::sequence::{Sequence, SummaryStreams};
 use crate::store::Store;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -25,9 +25,27 @@ struct StepAhead {
 /// A layer whose true selections are known.
 struct CurrentLayer {
     layer: usize,
-    views: Vec<Selection>,
+    selections: Vec<Selection>,
     ticket: ReadTicket,
     ahead: Option<StepAhead>,
+}
+
+impl CurrentLayer {
+    /// Attends with blocks of a prefetch. Returns false if it did not bring a block that is needed.
+    fn attend_prefetched(
+        &mut self,
+        prefetched: &mut PrefetchedBlocks,
+        queries: &[&[f32]],
+        options: &AttendOptions,
+        outs: &mut [&mut [f32]],
+    ) -> Result<bool> {
+        for (index, (query, out)) in queries.iter().zip(outs).enumerate() {
+            if !self.ticket.attend_prefetched(prefetched, (index, query), options, out)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
 }
 
 /// The reads of decode steps, over any number of sequences of one store. The [module](crate::pipeline) shows the loop.
@@ -125,7 +143,7 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: a selection is of another store.
-    pub fn predict(&mut self, layer: usize, views: &[Selection]) -> Result<()> {
+    pub fn predict(&mut self, layer: usize, selections: &[Selection]) -> Result<()> {
         if let Some(old) = self.ahead.remove(&layer) {
             self.give_up(&old);
         }
@@ -136,7 +154,7 @@ impl Pipeline {
             self.report.dropped_reads += 1;
             return Ok(());
         }
-        match self.store.read(&views.iter().collect::<Vec<_>>()).prefetch().submit() {
+        match self.store.read(&selections.iter().collect::<Vec<_>>()).prefetch().submit() {
             Ok(ticket) if ticket.is_submitted() => {
                 let (selected, resident, reads) = (ticket.selected(), ticket.resident(), ticket.reads());
                 self.report.read_bytes += ticket.device_bytes();
@@ -160,12 +178,12 @@ impl Pipeline {
     ///
     /// # Errors
     /// The errors of [`Store::read`].
-    pub fn read(&mut self, layer: usize, views: &[Selection]) -> Result<()> {
+    pub fn read(&mut self, layer: usize, selections: &[Selection]) -> Result<()> {
         self.current = None;
         // The layer's selections are made, so its records are not needed any more.
         self.give_records_back(Some(layer));
         let mut ahead = self.ahead.remove(&layer);
-        let refs: Vec<&Selection> = views.iter().collect();
+        let refs: Vec<&Selection> = selections.iter().collect();
         let awaited = ahead.as_ref().map(|ahead| &ahead.selected);
         let mut ticket = self.store.read_as(&refs, ReadPriority::Demand(awaited))?;
         if !ticket.is_submitted() {
@@ -179,7 +197,7 @@ impl Pipeline {
             ticket = self.store.read_as(&refs, ReadPriority::Demand(None))?;
         }
         self.count(&ticket, ahead.as_ref());
-        self.current = Some(CurrentLayer { layer, views: views.to_vec(), ticket, ahead });
+        self.current = Some(CurrentLayer { layer, selections: selections.to_vec(), ticket, ahead });
         Ok(())
     }
 
@@ -200,34 +218,67 @@ impl Pipeline {
         let Some(mut current) = self.current.take().filter(|current| current.layer == layer) else {
             return wrong(format!("attend: layer {layer} was not read; call read first"));
         };
-        let views = current.views.len();
-        if queries.len() != views || outs.len() != views {
+        let count = current.selections.len();
+        if queries.len() != count || outs.len() != count {
             return wrong(format!(
-                "attend: {} queries and {} outputs for {views} selections",
+                "attend: {} queries and {} outputs for {count} selections",
                 queries.len(),
                 outs.len()
             ));
-        }
-        if let Some(ahead) = current.ahead.take() {
-            let times = ahead.ticket.times();
-            let brought = ahead.ticket.wait();
-            self.count_times(&times);
-            let complete = brought.is_ok_and(|batch| current.ticket.fill(&batch));
-            if !complete {
-                // A block whose prefetch failed is read again. If it is damaged, this read returns the error.
-                current.ticket = self.store.read(&current.views.iter().collect::<Vec<_>>()).submit()?;
-                self.report.read_bytes += current.ticket.device_bytes();
-            }
         }
         // The caller waits from here on, so no prefetch may hold the buffers.
         if !current.ticket.try_submit()? {
             self.give_all_up();
         }
-        for (index, (view, (query, out))) in current.views.iter().zip(queries.iter().zip(outs)).enumerate() {
-            current.ticket.attend(index, query, view, options, out)?;
+        if let Some(ahead) = current.ahead.take() {
+            let mut prefetched = PrefetchedBlocks::new(ahead.ticket);
+            let complete = current.attend_prefetched(&mut prefetched, queries, options, outs)?;
+            self.count_times(&prefetched.finish());
+            if complete {
+                self.count_times(&current.ticket.times());
+                return Ok(());
+            }
+            // A block whose prefetch failed is read again. If it is damaged, this read returns the error.
+            current.ticket = self.store.read(&current.selections.iter().collect::<Vec<_>>()).submit()?;
+            self.report.read_bytes += current.ticket.device_bytes();
+            if !current.ticket.try_submit()? {
+                self.give_all_up();
+            }
+        }
+        for (index, (selection, (query, out))) in current.selections.iter().zip(queries.iter().zip(outs)).enumerate() {
+            current.ticket.attend(index, query, selection, options, out)?;
         }
         self.count_times(&current.ticket.times());
         Ok(())
+    }
+
+    /// Reads and attends in one call, on rings of the calling thread, for a layer without a prefetch. It has the
+    /// arguments of [`Self::read`] and [`Self::attend`].
+    pub(super) fn read_and_attend(
+        &mut self,
+        layer: usize,
+        selections: &[Selection],
+        queries: &[&[f32]],
+        options: &AttendOptions,
+        outs: &mut [&mut [f32]],
+    ) -> Result<()> {
+        self.current = None;
+        self.give_records_back(Some(layer));
+        let mut ticket = self.store.read_later(&selections.iter().collect::<Vec<_>>())?;
+        self.count(&ticket, None);
+        // Prefetches must not hold buffers that a needed read waits for.
+        if !ticket.take_buffers()? {
+            self.give_all_up();
+        }
+        let mut times = Vec::new();
+        let attended = ticket.attend_here(queries, options, outs, &mut times);
+        times.iter().for_each(|times| self.count_times(times));
+        attended
+    }
+
+    /// Returns whether a prefetch of the layer is in flight.
+    pub(super) fn is_prefetched(&self, layer: usize) -> bool {
+        self.ahead.contains_key(&layer)
     }
 
     /// Counts the device time of a read, without the part that overlaps with reads counted before.

@@ -23,7 +23,7 @@ const TRIES: usize = 5;
 fn decoded(compute: Duration) -> (PipelineReport, Duration) {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), 1);
-    let view = |layer: u64| -> Vec<Selection> {
+    let selection = |layer: u64| -> Vec<Selection> {
         let groups: Vec<u64> = (0..READS).map(|at| at * 20 + layer).collect();
         vec![sequence.select(0, SelectRequest::groups(&groups)).unwrap()]
     };
@@ -32,9 +32,9 @@ fn decoded(compute: Duration) -> (PipelineReport, Duration) {
     let start = Instant::now();
     for layer in 0..LAYERS {
         let now = usize::try_from(layer).unwrap();
-        pipeline.read(now, &view(layer)).unwrap();
+        pipeline.read(now, &selection(layer)).unwrap();
         if layer + 1 < LAYERS {
-            pipeline.predict(now + 1, &view(layer + 1)).unwrap();
+            pipeline.predict(now + 1, &selection(layer + 1)).unwrap();
         }
         pipeline.attend(now, &[&[0.5; DIM]], &AttendOptions::default(), &mut [&mut [0.0; DIM]]).unwrap();
         std::thread::sleep(compute);

@@ -81,19 +81,19 @@ impl Pieces {
             BalancePolicy::FirstCopy | BalancePolicy::FewestReads => {}
         }
         let counted = policy == BalancePolicy::FewestReads;
-        let mut spread = CopyAssignment::new(self, loads, counted);
+        let mut balanced = CopyAssignment::new(self, loads, counted);
         for at in order {
             let best = self.usable(&self.list[at as usize], loads);
             let best =
-                best.min_by(|a, b| spread.end_with(at as usize, *a).total_cmp(&spread.end_with(at as usize, *b)));
+                best.min_by(|a, b| balanced.end_with(at as usize, *a).total_cmp(&balanced.end_with(at as usize, *b)));
             if let Some(best) = best {
-                spread.put(at as usize, best);
+                balanced.put(at as usize, best);
             }
         }
         if counted {
-            return spread.copies;
+            return balanced.copies;
         }
-        spread.improve();
+        balanced.improve();
         // Choosing piece by piece may end badly. The result is never later than the improved first copies.
         let mut first = CopyAssignment::new(self, loads, false);
         for (at, piece) in self.list.iter().enumerate() {
@@ -101,8 +101,8 @@ impl Pieces {
                 first.put(at, copy);
             }
         }
-        if first.end() >= spread.end() {
-            return spread.copies;
+        if first.end() >= balanced.end() {
+            return balanced.copies;
         }
         first.improve();
         first.copies
@@ -269,9 +269,9 @@ mod tests {
         #[test]
         fn never_worse_than_the_first_copy((spec, loads) in spec()) {
             let pieces = pieces(&spec);
-            let spread = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::EarliestFinish));
+            let balanced = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::EarliestFinish));
             let first = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::FirstCopy));
-            prop_assert!(spread <= first + 1e-12, "{spread} beside {first}");
+            prop_assert!(balanced <= first + 1e-12, "{balanced} beside {first}");
         }
 
         #[test]
@@ -294,10 +294,10 @@ mod tests {
         let spec: Vec<_> =
             (0..64).map(|at| (65536, if at < 52 { vec![0, 1 + at % 3] } else { vec![1 + at % 3, 0] })).collect();
         let (pieces, loads) = (pieces(&spec), [FAST; 4]);
-        let spread = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::EarliestFinish));
+        let balanced = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::EarliestFinish));
         let first = end(&pieces, &loads, &pieces.balance(&loads, BalancePolicy::FirstCopy));
         assert!((first / FAST.cost(&pieces.list[0]) - 52.0).abs() < 1e-6);
-        assert!((spread / FAST.cost(&pieces.list[0]) - 16.0).abs() < 1e-6);
+        assert!((balanced / FAST.cost(&pieces.list[0]) - 16.0).abs() < 1e-6);
     }
 
     #[test]

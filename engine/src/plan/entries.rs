@@ -29,6 +29,11 @@ pub(crate) enum AttendedEntries {
 }
 
 impl AttendedEntries {
+    /// Returns whether no head attends to any token.
+    pub(crate) fn is_empty(&self) -> bool {
+        matches!(self, Self::PerHead(items) if items.is_empty())
+    }
+
     /// Returns the tokens that at least one head attends to, of a group with `tokens`.
     pub(crate) fn tokens(&self, tokens: usize) -> TokenMask {
         match self {

@@ -10,7 +10,7 @@ use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The urgency of a read.
+/// The priority of a read.
 #[derive(Clone, Copy)]
 pub(crate) enum ReadPriority<'a> {
     /// A step waits for them. The named blocks are brought by a prefetch.
@@ -58,7 +58,7 @@ impl PlannedRead {
 #[derive(Clone, Debug)]
 pub(crate) struct DeviceLoads {
     /// By device index.
-    pub(crate) loads: Vec<Load>,
+    pub(crate) by_device: Vec<Load>,
     /// By device index: bytes of a gap that one request covers at most.
     pub(crate) gaps: Vec<usize>,
     pub(crate) policy: BalancePolicy,
@@ -70,8 +70,8 @@ impl DeviceLoads {
     /// Takes the present state of the devices.
     pub(crate) fn of(devices: &Devices) -> Self {
         let slots = devices.list.slots();
-        let mut spread = Self {
-            loads: Vec::with_capacity(slots),
+        let mut loads = Self {
+            by_device: Vec::with_capacity(slots),
             gaps: Vec::with_capacity(slots),
             policy: devices.balance,
             piece_bytes: usize::MAX,
@@ -81,18 +81,18 @@ impl DeviceLoads {
             let profile = device.map(|device| &device.profile);
             let (queued_s, request_s, byte_s, avoided) = profile.map_or((0.0, 1e-3, 1e-6, true), |p| p.load());
             let avoided = avoided || device.is_none_or(|d| d.is_lost());
-            spread.loads.push(Load { queued_s, request_s, byte_s, avoided });
-            spread.gaps.push(profile.map_or(0, |p| p.gap_bytes().min(devices.gap_limit)));
+            loads.by_device.push(Load { queued_s, request_s, byte_s, avoided });
+            loads.gaps.push(profile.map_or(0, |p| p.gap_bytes().min(devices.gap_limit)));
             let best = profile.map_or(usize::MAX, |p| p.best_request_bytes());
-            spread.piece_bytes = spread.piece_bytes.min(best);
+            loads.piece_bytes = loads.piece_bytes.min(best);
         }
-        spread
+        loads
     }
 
     /// Returns the mean price of a read on the devices that reads do not avoid, or on all if they avoid all.
     pub(super) fn read_price(&self) -> ReadPrice {
-        let is_used = |load: &&Load| !load.avoided || self.loads.iter().all(|load| load.avoided);
-        let used: Vec<&Load> = self.loads.iter().filter(is_used).collect();
+        let is_used = |load: &&Load| !load.avoided || self.by_device.iter().all(|load| load.avoided);
+        let used: Vec<&Load> = self.by_device.iter().filter(is_used).collect();
         let mean = |of: fn(&Load) -> f64| used.iter().map(|load| of(load)).sum::<f64>() / used.len().max(1) as f64;
         ReadPrice { request_s: mean(|load| load.request_s), byte_s: mean(|load| load.byte_s) }
     }
@@ -104,15 +104,19 @@ impl DeviceLoads {
 
     /// Returns the index of the segment's device in the lists.
     pub(super) fn device(&self, segment: &SegmentHandle) -> usize {
-        usize::from(segment.key.0.0).min(self.loads.len().saturating_sub(1))
+        usize::from(segment.key.0.0).min(self.by_device.len().saturating_sub(1))
     }
 }
 
 /// A part of a selection: a stretch of its groups with one buffer.
 pub(crate) struct ReadPart {
-    pub(crate) view: usize,
-    pub(crate) units: Range<usize>,
-    /// The offset in the buffer of each group's block, or none for groups in memory.
+    /// The selection's index in the read.
+    pub(crate) selection: usize,
+    /// The positions of its groups in the selection.
+    pub(crate) groups: Range<usize>,
+    /// The pages of stored clusters that it brings instead of groups.
+    pub(crate) pages: Range<usize>,
+    /// The offset in the buffer of each group's block, or none for groups in memory. Likewise for each page.
     pub(crate) blocks: Vec<Option<usize>>,
     /// Cached blocks, which are not read.
     pub(crate) resident: Vec<Option<Resident>>,
@@ -133,6 +137,21 @@ pub(crate) struct Origin {
 }
 
 impl ReadPart {
+    /// Returns a part without reads. `resident` has the cached blocks.
+    pub(super) fn new(selection: usize, groups: Range<usize>, resident: Vec<Option<Resident>>) -> Self {
+        Self {
+            selection,
+            groups,
+            pages: 0..0,
+            blocks: Vec::with_capacity(resident.len()),
+            resident,
+            shared: Vec::new(),
+            reads: Vec::new(),
+            buffer_bytes: 0,
+            records: None,
+        }
+    }
+
     /// Returns whether another part reads the block of a group, counted within this part.
     pub(crate) fn shares(&self, nth: usize) -> bool {
         self.shared.iter().any(|(own, _)| *own == nth)

@@ -17,12 +17,15 @@ use crate::attention::TokenMask;
 use crate::cache::{ActivatedClusters, BlockCache, BlockKey};
 use crate::catalog::{FrameBody, GroupBuffer};
 use crate::layout::KvLayout;
+use crate::pools::ChosenPage;
 use crate::retrieval::ReconstructedKeys;
 use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::PAGE_BYTES;
 use stratakv_format::layout::BlockGeometry;
 
 /// The place of a selected group's block.
+#[derive(Clone)]
 pub(crate) enum GroupSource {
     /// In a buffer whose write is in flight or done.
     Run { run: Arc<GroupBuffer>, index: usize },
@@ -46,14 +49,27 @@ pub(crate) enum KeySource {
 
 /// One selected group, with the entries that take part.
 pub(crate) struct SelectedGroup {
-    pub(crate) group: u64,
+    /// Its number in the layer.
+    pub(crate) index: u64,
     pub(crate) entries: AttendedEntries,
     /// The block, or its V plane if the keys are not read.
     pub(crate) source: GroupSource,
     pub(crate) keys: KeySource,
+    /// The entries that no page of the selection gives; none if the group gives all of its entries.
+    pub(crate) beside_pages: Option<AttendedEntries>,
 }
 
 impl SelectedGroup {
+    /// Returns the entries that are attended from the block of the group.
+    pub(crate) fn own_entries(&self) -> &AttendedEntries {
+        self.beside_pages.as_ref().unwrap_or(&self.entries)
+    }
+
+    /// Returns whether its block is needed. Pages may give all entries.
+    pub(crate) fn is_needed(&self) -> bool {
+        !self.beside_pages.as_ref().is_some_and(AttendedEntries::is_empty)
+    }
+
     /// Makes the group read its values only. `geometry` has a V plane.
     pub(crate) fn leave_keys(&mut self, geometry: &BlockGeometry, keys: KeySource) {
         let was_read = self.reads_keys();
@@ -101,6 +117,34 @@ impl GroupSource {
     }
 }
 
+/// A page of stored clusters that gives entries of a selection.
+pub(crate) struct SelectedPage {
+    pub(crate) frame: Arc<FrameBody>,
+    pub(crate) chosen: ChosenPage,
+}
+
+impl SelectedPage {
+    /// Returns its offset in the segment file.
+    pub(crate) fn offset(&self) -> u64 {
+        (u64::from(self.frame.page) + u64::from(self.chosen.page.page)) * PAGE_BYTES as u64
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.chosen.geometry.page_bytes
+    }
+
+    /// Returns the cache key. No block of the frame has the same, because a derived frame has no blocks.
+    pub(crate) fn key(&self, layer: usize) -> BlockKey {
+        BlockKey {
+            frame_nonce: self.frame.nonce,
+            origin: self.frame.origin.0,
+            checksum: self.chosen.page.page,
+            layer: layer as u32,
+            proof: self.chosen.page.checksum,
+        }
+    }
+}
+
 /// The tail at the moment of the selection.
 pub(crate) struct SelectedTail {
     pub(crate) block: Arc<[u8]>,
@@ -112,7 +156,10 @@ pub(crate) struct SelectionInner {
     pub(crate) layout: KvLayout,
     pub(crate) layer: usize,
     pub(crate) length: u64,
-    pub(crate) units: Vec<SelectedGroup>,
+    pub(crate) groups: Vec<SelectedGroup>,
+    /// Pages of stored clusters, in the order of storage. They give entries of the groups, which are not read for
+    /// these.
+    pub(crate) pages: Vec<SelectedPage>,
     pub(crate) tail: Option<SelectedTail>,
     /// Low-rank keys, if groups need them.
     pub(crate) rebuilt: Option<Arc<ReconstructedKeys>>,
@@ -162,10 +209,10 @@ impl Selection {
     /// Returns the tokens attended, with the tail. Each counts once, whichever heads attend to it.
     #[must_use]
     pub fn tokens(&self) -> usize {
-        let group = self.inner.group_tokens();
-        let units = self.inner.units.iter().map(|unit| unit.entries.tokens(group).len());
+        let group_tokens = self.inner.group_tokens();
+        let groups = self.inner.groups.iter().map(|group| group.entries.tokens(group_tokens).len());
         let tail = self.inner.tail.as_ref().map_or(0, |tail| tail.positions.map_or(tail.tokens, TokenMask::len));
-        units.sum::<usize>() + tail
+        groups.sum::<usize>() + tail
     }
 
     /// Returns the positions that at least one KV head attends to, in rising order.
@@ -185,19 +232,26 @@ impl Selection {
         self.inner.cluster_runs
     }
 
+    /// Returns the pages of [stored clusters](crate::Sequence::store_clusters) that it reads instead of groups.
+    #[must_use]
+    pub fn stored_pages(&self) -> usize {
+        self.inner.pages.len()
+    }
+
     /// Returns the positions in the mask of each group and of the tail. All heads attend to the tail.
     fn masks(&self, of: impl Fn(&AttendedEntries, usize) -> TokenMask) -> impl Iterator<Item = u64> {
-        let group = self.inner.group_tokens();
-        let units = self.inner.units.iter().map(move |unit| (unit.group * group as u64, of(&unit.entries, group)));
-        let sealed = self.inner.length / group as u64 * group as u64;
+        let group_tokens = self.inner.group_tokens();
+        let mask = move |group: &SelectedGroup| (group.index * group_tokens as u64, of(&group.entries, group_tokens));
+        let groups = self.inner.groups.iter().map(mask);
+        let sealed = self.inner.length / group_tokens as u64 * group_tokens as u64;
         let tail = self.inner.tail.iter();
         let tail = tail.map(move |tail| (sealed, tail.positions.unwrap_or(TokenMask::all(tail.tokens))));
-        units.chain(tail).flat_map(|(first, mask)| mask.iter().map(move |at| first + at as u64))
+        groups.chain(tail).flat_map(|(first, mask)| mask.iter().map(move |at| first + at as u64))
     }
 
     /// Returns the selected groups, in rising order.
     pub fn groups(&self) -> impl ExactSizeIterator<Item = u64> + '_ {
-        self.inner.units.iter().map(|unit| unit.group)
+        self.inner.groups.iter().map(|group| group.index)
     }
 }
 
@@ -206,7 +260,7 @@ impl std::fmt::Debug for Selection {
         f.debug_struct("Selection")
             .field("layer", &self.inner.layer)
             .field("length", &self.inner.length)
-            .field("groups", &self.inner.units.len())
+            .field("groups", &self.inner.groups.len())
             .finish_non_exhaustive()
     }
 }

@@ -14,7 +14,7 @@ pub(super) enum BlockHit {
     /// A cache.
     Resident(Resident),
     /// A group of an earlier selection, whose block is requested.
-    Shared { view: usize, unit: usize },
+    Shared { selection: usize, group: usize },
 }
 
 impl BlockHit {
@@ -36,31 +36,35 @@ struct CacheRequest {
     cache: usize,
 }
 
-/// Returns the blocks that need no request, by selection and group.
+/// Returns the blocks that need no request, by selection: for each group, then for each page.
 pub(super) fn held(
-    views: &[Arc<SelectionInner>],
-    urgency: ReadPriority<'_>,
-    spread: &DeviceLoads,
+    selections: &[Arc<SelectionInner>],
+    priority: ReadPriority<'_>,
+    loads: &DeviceLoads,
 ) -> Vec<Vec<Option<BlockHit>>> {
-    let mut seen = may_share(views).then(HashMap::new);
-    views.iter().enumerate().map(|(index, view)| of_view(index, view, urgency, spread, seen.as_mut())).collect()
+    let mut seen = may_share(selections).then(HashMap::new);
+    selections
+        .iter()
+        .enumerate()
+        .map(|(index, selection)| of_selection(index, selection, priority, loads, seen.as_mut()))
+        .collect()
 }
 
 /// Returns whether two selections refer to one frame. Otherwise no block is shared.
-fn may_share(views: &[Arc<SelectionInner>]) -> bool {
-    if views.len() < 2 {
+fn may_share(selections: &[Arc<SelectionInner>]) -> bool {
+    if selections.len() < 2 {
         return false;
     }
     let mut frames = HashMap::new();
-    for (index, view) in views.iter().enumerate() {
+    for (index, selection) in selections.iter().enumerate() {
         let mut last = None;
-        for unit in &view.units {
-            let GroupSource::Disk { frame, .. } = &unit.source else { continue };
+        for group in &selection.groups {
+            let GroupSource::Disk { frame, .. } = &group.source else { continue };
             if last.is_some_and(|last| Arc::ptr_eq(last, frame)) {
                 continue;
             }
             last = Some(frame);
-            if frames.insert((frame.nonce, view.layer), index).is_some_and(|other| other != index) {
+            if frames.insert((frame.nonce, selection.layer), index).is_some_and(|other| other != index) {
                 return true;
             }
         }
@@ -68,53 +72,57 @@ fn may_share(views: &[Arc<SelectionInner>]) -> bool {
     false
 }
 
-fn of_view(
+fn of_selection(
     index: usize,
-    view: &SelectionInner,
-    urgency: ReadPriority<'_>,
-    spread: &DeviceLoads,
+    selection: &SelectionInner,
+    priority: ReadPriority<'_>,
+    loads: &DeviceLoads,
     seen: Option<&mut HashMap<CacheRequest, BlockHit>>,
 ) -> Vec<Option<BlockHit>> {
-    let block = view.layout.block(view.layer);
-    let cache = view.cache.as_ref().map_or(0, |cache| Arc::as_ptr(cache).addr());
+    let block = selection.layout.block(selection.layer);
+    let cache = selection.cache.as_ref().map_or(0, |cache| Arc::as_ptr(cache).addr());
     let asked: Vec<Option<CacheRequest>> = match (&seen, cache) {
         (None, 0) => Vec::new(),
         _ => {
-            let asked = |unit: &SelectedGroup| {
-                Some(CacheRequest { key: unit.source.key(view.layer)?, bytes: unit.bytes(block), cache })
+            let asked = |group: &SelectedGroup| {
+                let key = group.source.key(selection.layer).filter(|_| group.is_needed())?;
+                Some(CacheRequest { key, bytes: group.bytes(block), cache })
             };
-            view.units.iter().map(asked).collect()
+            selection.groups.iter().map(asked).collect()
         }
     };
     let mut held: Vec<Option<BlockHit>> = match &seen {
         Some(seen) => asked.iter().map(|asked| seen.get(asked.as_ref()?).cloned()).collect(),
         None => Vec::new(),
     };
-    held.resize_with(view.units.len(), || None);
-    if let Some(cache) = &view.cache {
+    held.resize_with(selection.groups.len(), || None);
+    if let Some(cache) = &selection.cache {
         let reader = CacheReader {
-            handle: view.handle,
-            layer: view.layer as u32,
-            tokens: view.length,
-            clusters: view.clusters.as_ref(),
-            is_ahead: urgency.is_ahead(),
+            handle: selection.handle,
+            layer: selection.layer as u32,
+            tokens: selection.length,
+            clusters: selection.clusters.as_ref(),
+            is_ahead: priority.is_ahead(),
         };
         // A block that an earlier selection requests was counted there.
         let new = asked.iter().zip(&held).map(|(asked, held)| match (asked, held) {
             (Some(asked), None) => Some((asked.key, asked.bytes)),
             _ => None,
         });
-        let found = cache.find(reader, new, spread.read_price());
+        let pages = selection.pages.iter().map(|page| Some((page.key(selection.layer), page.bytes())));
+        let found = cache.find(reader, new.chain(pages), loads.read_price());
+        held.resize_with(selection.groups.len() + selection.pages.len(), || None);
         for (held, found) in held.iter_mut().zip(found) {
             *held = held.take().or(found.map(BlockHit::Resident));
         }
     }
     if let Some(seen) = seen {
-        for (unit, (asked, held)) in asked.into_iter().zip(&held).enumerate() {
-            let Some(asked) = asked.filter(|asked| held.is_some() || !urgency.awaited(&asked.key)) else { continue };
-            let from = held.clone().unwrap_or(BlockHit::Shared { view: index, unit });
+        for (group, (asked, held)) in asked.into_iter().zip(&held).enumerate() {
+            let Some(asked) = asked.filter(|asked| held.is_some() || !priority.awaited(&asked.key)) else { continue };
+            let from = held.clone().unwrap_or(BlockHit::Shared { selection: index, group });
             seen.entry(asked).or_insert(from);
         }
     }
+    held.resize_with(selection.groups.len() + selection.pages.len(), || None);
     held
 }

@@ -6,13 +6,13 @@ use super::section::{Section, SectionAt};
 use std::sync::Arc;
 
 /// Returns a part per section, read from the copy whose device ends first with it.
-pub(crate) fn plan_records(sections: &[Section], spread: &DeviceLoads) -> Vec<ReadPart> {
+pub(crate) fn plan_records(sections: &[Section], loads: &DeviceLoads) -> Vec<ReadPart> {
     let mut pieces = Pieces::default();
     for section in sections {
-        let devices = (0..section.frame.copies()).map(|copy| spread.device(section.frame.copy(copy).0));
+        let devices = (0..section.frame.copies()).map(|copy| loads.device(section.frame.copy(copy).0));
         pieces.push(section.bytes(), devices);
     }
-    let copies = pieces.balance(&spread.loads, spread.policy);
+    let copies = pieces.balance(&loads.by_device, loads.policy);
     let part = |(section, copy): (&Section, u8)| {
         let (frame, offset) = (&section.frame, section.offset());
         let readable = frame.readable(offset, section.bytes());
@@ -28,14 +28,10 @@ pub(crate) fn plan_records(sections: &[Section], spread: &DeviceLoads) -> Vec<Re
             first: readable.start,
         };
         ReadPart {
-            view: 0,
-            units: 0..0,
-            blocks: Vec::new(),
-            resident: Vec::new(),
-            shared: Vec::new(),
             reads: vec![read],
             buffer_bytes: bytes,
             records: Some(SectionAt { section: section.clone(), at }),
+            ..ReadPart::new(0, 0..0, Vec::new())
         }
     };
     sections.iter().zip(copies).map(part).collect()

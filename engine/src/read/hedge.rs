@@ -141,8 +141,9 @@ impl ReadTicket {
         let devices = Arc::clone(&self.devices);
         let reads: Vec<PlannedRead> = part.reads.iter().map(|read| twin_of(&devices, read, late)).collect();
         let twin = ReadPart {
-            view: part.view,
-            units: part.units.clone(),
+            selection: part.selection,
+            groups: part.groups.clone(),
+            pages: part.pages.clone(),
             blocks: part.blocks.clone(),
             resident: Vec::new(),
             shared: Vec::new(),

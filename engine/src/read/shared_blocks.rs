@@ -27,17 +27,17 @@ impl ReadTicket {
     /// Takes the verified blocks that other parts have read for a part.
     fn take_shared(&mut self, index: usize, deadline: Option<Instant>) -> Result<()> {
         let shared = std::mem::take(&mut self.parts[index].shared);
-        let view = self.parts[index].view;
-        if shared.is_empty() || self.failures[view].is_some() {
+        let selection = self.parts[index].selection;
+        if shared.is_empty() || self.failures[selection].is_some() {
             return Ok(());
         }
         if let Some((_, origin)) = shared.iter().find(|(_, origin)| !self.is_good(origin.part)) {
             // The bad block there may not be one of this selection.
-            return self.read_by_itself(view, self.parts[origin.part].view, deadline);
+            return self.read_by_itself(selection, self.parts[origin.part].selection, deadline);
         }
         let bytes = |nth: usize| {
-            let own = &self.views[view];
-            own.units[self.parts[index].units.start + nth].bytes(own.layout.block(own.layer))
+            let own = &self.selections[selection];
+            own.groups[self.parts[index].groups.start + nth].bytes(own.layout.block(own.layer))
         };
         let taken: Vec<(usize, Option<Resident>)> = shared
             .iter()
@@ -53,24 +53,24 @@ impl ReadTicket {
     }
 
     /// Reads a selection by itself. Without buffers for that it gets the error of the selection that read for it.
-    fn read_by_itself(&mut self, view: usize, other: usize, deadline: Option<Instant>) -> Result<()> {
-        let views = vec![Arc::clone(&self.views[view])];
+    fn read_by_itself(&mut self, selection: usize, other: usize, deadline: Option<Instant>) -> Result<()> {
+        let selections = vec![Arc::clone(&self.selections[selection])];
         let place = (self.arena.clone(), self.in_region);
-        let own = Self::prepare(Arc::clone(&self.devices), views, ReadPriority::Demand(None), place);
+        let own = Self::prepare(Arc::clone(&self.devices), selections, ReadPriority::Demand(None), place);
         let submitted = own.and_then(|mut own| Ok(own.try_submit()?.then_some(own)));
         let Ok(Some(mut own)) = submitted else {
-            self.failures[view] = self.failures[other].as_ref().map(crate::error::Error::duplicate);
+            self.failures[selection] = self.failures[other].as_ref().map(crate::error::Error::duplicate);
             return Ok(());
         };
         for part in 0..own.parts.len() {
             own.complete_part(part, deadline)?;
         }
-        self.failures[view] = own.failures[0].take();
+        self.failures[selection] = own.failures[0].take();
         // A selection is always cut into the same parts.
         let parts = std::mem::take(&mut own.parts).into_iter().zip(std::mem::take(&mut own.buffers));
-        let places: Vec<usize> = (0..self.parts.len()).filter(|at| self.parts[*at].view == view).collect();
+        let places: Vec<usize> = (0..self.parts.len()).filter(|at| self.parts[*at].selection == selection).collect();
         for (at, (part, buffer)) in places.into_iter().zip(parts) {
-            self.parts[at] = crate::plan::ReadPart { view, ..part };
+            self.parts[at] = crate::plan::ReadPart { selection, ..part };
             self.buffers[at] = buffer;
             self.verified[at] = Some(true);
         }

@@ -27,19 +27,19 @@ pub(crate) struct ReadSection {
 }
 
 impl RecordsTicket {
-    /// Reads sections for `view`, which has no groups, as soon as there are buffers for all of them.
+    /// Reads sections for `selection`, which has no groups, as soon as there are buffers for all of them.
     ///
     /// # Errors
     /// They can never fit in memory.
     pub(crate) fn new(
         devices: &Arc<Devices>,
-        view: Arc<SelectionInner>,
+        selection: Arc<SelectionInner>,
         sections: &[Section],
-        urgency: ReadPriority<'_>,
+        priority: ReadPriority<'_>,
     ) -> Result<Self> {
         let parts = plan_records(sections, &DeviceLoads::of(devices));
         let arena = devices.arena.clone();
-        let mut ticket = ReadTicket::of_parts(Arc::clone(devices), vec![view], parts, urgency, (arena, false))?;
+        let mut ticket = ReadTicket::of_parts(Arc::clone(devices), vec![selection], parts, priority, (arena, false))?;
         ticket.try_submit()?;
         Ok(Self { ticket })
     }

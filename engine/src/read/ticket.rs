@@ -15,7 +15,7 @@
 use super::attend::{AttendOptions, SelectionAttention};
 use super::batch::{PartBuffer, ReadBatch};
 use super::block_reader::{DeviceBatches, submit_batches};
-use super::errors::wrong_view;
+use super::errors::wrong_selection;
 use super::progress::Progress;
 use super::state::{Hedges, request};
 use super::{copy_fallback, decode_check, verify};
@@ -26,7 +26,7 @@ use crate::io::buffer::SLAB_BYTES;
 use crate::io::buffer::arena::{Arena, LeaseError};
 use crate::io::buffer::lease::Lease;
 use crate::io::buffer::region::ReadRegion;
-use crate::io::scheduler::{Batch, Priority, Request, Sink, ThreadRingBatch};
+use crate::io::scheduler::{Batch, Priority, Request, Sink, ThreadRingBatch, Waves};
 use crate::log::{CONTROL_BYTES, Devices, exhausted};
 use crate::metrics::Category;
 use crate::plan::{DeviceLoads, ReadPart, ReadPriority, plan};
@@ -51,7 +51,7 @@ pub struct ReadTicket {
     /// The source of its buffers: the store's arena or a region of the embedder.
     pub(super) arena: Arena,
     pub(super) in_region: bool,
-    pub(super) views: Vec<Arc<SelectionInner>>,
+    pub(super) selections: Vec<Arc<SelectionInner>>,
     pub(super) parts: Vec<ReadPart>,
     /// The buffer of each part.
     pub(super) buffers: Vec<Option<Arc<Lease>>>,
@@ -68,12 +68,12 @@ pub struct ReadTicket {
 impl ReadTicket {
     pub(crate) fn new(
         devices: Arc<Devices>,
-        views: Vec<Arc<SelectionInner>>,
-        urgency: ReadPriority<'_>,
+        selections: Vec<Arc<SelectionInner>>,
+        priority: ReadPriority<'_>,
     ) -> Result<Self> {
         let _span = span!("read");
         let arena = devices.arena.clone();
-        let mut ticket = Self::prepare(devices, views, urgency, (arena, false))?;
+        let mut ticket = Self::prepare(devices, selections, priority, (arena, false))?;
         ticket.try_submit()?;
         Ok(ticket)
     }
@@ -81,32 +81,38 @@ impl ReadTicket {
     /// Starts a read into a region.
     pub(crate) fn into_region(
         devices: Arc<Devices>,
-        views: Vec<Arc<SelectionInner>>,
-        urgency: ReadPriority<'_>,
+        selections: Vec<Arc<SelectionInner>>,
+        priority: ReadPriority<'_>,
         region: &ReadRegion,
     ) -> Result<Self> {
         let _span = span!("read");
-        let mut ticket = Self::prepare(devices, views, urgency, (region.arena.clone(), true))?;
+        let mut ticket = Self::prepare(devices, selections, priority, (region.arena.clone(), true))?;
         ticket.try_submit()?;
         Ok(ticket)
     }
 
+    /// Plans a demand read into the store's memory, without submitting it.
+    pub(crate) fn demand(devices: Arc<Devices>, selections: Vec<Arc<SelectionInner>>) -> Result<Self> {
+        let arena = devices.arena.clone();
+        Self::prepare(devices, selections, ReadPriority::Demand(None), (arena, false))
+    }
+
     pub(super) fn prepare(
         devices: Arc<Devices>,
-        views: Vec<Arc<SelectionInner>>,
-        urgency: ReadPriority<'_>,
+        selections: Vec<Arc<SelectionInner>>,
+        priority: ReadPriority<'_>,
         place: (Arena, bool),
     ) -> Result<Self> {
-        let parts = plan(&views, urgency, &DeviceLoads::of(&devices));
-        Self::of_parts(devices, views, parts, urgency, place)
+        let parts = plan(&selections, priority, &DeviceLoads::of(&devices));
+        Self::of_parts(devices, selections, parts, priority, place)
     }
 
     /// Prepares a read of these parts.
     pub(super) fn of_parts(
         devices: Arc<Devices>,
-        views: Vec<Arc<SelectionInner>>,
+        selections: Vec<Arc<SelectionInner>>,
         parts: Vec<ReadPart>,
-        urgency: ReadPriority<'_>,
+        priority: ReadPriority<'_>,
         (arena, in_region): (Arena, bool),
     ) -> Result<Self> {
         let bound = if in_region { "the region has" } else { "memory_limit allows" };
@@ -128,53 +134,65 @@ impl ReadTicket {
         Ok(Self {
             buffers: parts.iter().map(|_| None).collect(),
             verified: vec![None; parts.len()],
-            failures: views.iter().map(|_| None).collect(),
+            failures: selections.iter().map(|_| None).collect(),
             arena,
             in_region,
             devices,
-            views,
+            selections,
             parts,
             progress,
             hedges: Hedges::default(),
             cancel: Arc::default(),
             submitted: false,
-            priority: if urgency.is_ahead() { Priority::Prefetch } else { Priority::Demand },
+            priority: if priority.is_ahead() { Priority::Prefetch } else { Priority::Demand },
         })
     }
 
     /// Reads on the calling thread if it can drive the devices itself, otherwise through their threads, and waits.
-    pub(crate) fn read_blocking(devices: Arc<Devices>, views: Vec<Arc<SelectionInner>>) -> Result<ReadBatch> {
+    pub(crate) fn read_blocking(devices: Arc<Devices>, selections: Vec<Arc<SelectionInner>>) -> Result<ReadBatch> {
         let _span = span!("read");
-        let arena = devices.arena.clone();
-        let mut ticket = Self::prepare(Arc::clone(&devices), views, ReadPriority::Demand(None), (arena, false))?;
-        // Reads that may be hedged go through the device threads, so that this thread can react to late parts.
-        let may_hedge = ticket.may_hedge();
-        if may_hedge || !ticket.take_buffers()? {
-            return ticket.wait();
-        }
-        let mut batches = Vec::new();
-        for (device, requests) in ticket.requests_by_device() {
-            let shard = &devices.get(device)?.shard;
-            batches.push(ThreadRingBatch { device: usize::from(device.0), shard, requests });
-        }
-        let progress = Arc::clone(&ticket.progress);
-        progress.times.begun();
+        let mut ticket = Self::demand(devices, selections)?;
         let mut waiting: Vec<usize> = (0..ticket.parts.len()).collect();
         // Each part is verified while the rest is in flight.
-        let mut check = || {
+        ticket.read_on_rings(Waves::Halves, &mut |ticket| {
             waiting.retain(|&part| {
                 let done = ticket.progress.is_done(part);
                 // Without a deadline the call cannot fail.
                 done.then(|| ticket.verify_part(part, None)).is_none()
             });
+        })?;
+        ticket.wait()
+    }
+
+    /// Reads on rings of the calling thread, if it can drive the devices itself. `step` runs after each wave of
+    /// completions. Without rings, or without free memory, nothing has arrived when this returns.
+    pub(super) fn read_on_rings(&mut self, waves: Waves, step: &mut dyn FnMut(&mut Self)) -> Result<()> {
+        // Reads that may be hedged go through the device threads, so that this thread can react to late parts.
+        if self.may_hedge() || !self.take_buffers()? {
+            return Ok(());
+        }
+        let devices = Arc::clone(&self.devices);
+        let mut batches = Vec::new();
+        for (device, requests) in self.requests_by_device() {
+            let shard = &devices.get(device)?.shard;
+            batches.push(ThreadRingBatch { device: usize::from(device.0), shard, requests });
+        }
+        let progress = Arc::clone(&self.progress);
+        progress.times.begun();
+        self.submitted = true;
+        let (begun, mut stepped) = (Instant::now(), Duration::ZERO);
+        let mut timed_step = || {
+            let begun = Instant::now();
+            step(self);
+            stepped += begun.elapsed();
         };
-        let left = devices.lanes.read(batches, &*progress, &mut check).err().unwrap_or_default();
+        let left = devices.lanes.read(batches, waves, &*progress, &mut timed_step).err().unwrap_or_default();
+        progress.times.waited_for(begun.elapsed().saturating_sub(stepped));
         for ThreadRingBatch { shard, requests, .. } in left {
             let sink = Arc::clone(&progress) as Arc<dyn Sink>;
             shard.submit_wait(Batch { requests, priority: Priority::Demand, sink, cancel: None });
         }
-        ticket.submitted = true;
-        ticket.wait()
+        Ok(())
     }
 
     /// Returns the bytes that it reads from devices, in their read units: mostly 512 bytes, on some devices whole
@@ -189,10 +207,12 @@ impl ReadTicket {
     #[must_use]
     pub fn selected_bytes(&self) -> u64 {
         let of = |part: &ReadPart| -> u64 {
-            let view = &self.views[part.view];
-            let units = view.units[part.units.clone()].iter().zip(&part.blocks);
-            let read = units.filter(|(_, at)| at.is_some());
-            read.map(|(unit, _)| unit.bytes(view.layout.block(view.layer)) as u64).sum()
+            let selection = &self.selections[part.selection];
+            let groups = selection.groups[part.groups.clone()].iter().zip(&part.blocks);
+            let read = groups.filter(|(_, at)| at.is_some());
+            let groups: u64 = read.map(|(group, _)| group.bytes(selection.layout.block(selection.layer)) as u64).sum();
+            let pages = selection.pages[part.pages.clone()].iter().zip(&part.blocks).filter(|(_, at)| at.is_some());
+            groups + pages.map(|(page, _)| page.bytes() as u64).sum::<u64>()
         };
         self.parts.iter().map(of).sum()
     }
@@ -227,7 +247,10 @@ impl ReadTicket {
     }
 
     /// Takes buffers for all parts, or none of them and returns false.
-    fn take_buffers(&mut self) -> Result<bool> {
+    pub(crate) fn take_buffers(&mut self) -> Result<bool> {
+        if self.buffers.iter().any(Option::is_some) {
+            return Ok(true);
+        }
         let lens: Vec<usize> = self.parts.iter().map(|part| part.buffer_bytes).filter(|bytes| *bytes > 0).collect();
         match self.arena.lease_all(&lens) {
             Ok(leases) => {
@@ -311,7 +334,7 @@ impl ReadTicket {
     }
 
     /// Submits the read, waiting for memory until the deadline.
-    fn submit_by(&mut self, deadline: Option<Instant>) -> Result<()> {
+    pub(super) fn submit_by(&mut self, deadline: Option<Instant>) -> Result<()> {
         if self.try_submit()? {
             return Ok(());
         }
@@ -422,8 +445,12 @@ impl ReadTicket {
         if !failed.is_empty() && self.around(index, &failed, deadline) {
             failed = Vec::new();
         }
+        if !self.parts[index].pages.is_empty() {
+            took.into_iter().for_each(|took| self.devices.latencies.add(took));
+            return self.verify_pages(index, &failed, deadline);
+        }
         let part = &self.parts[index];
-        let view = &self.views[part.view];
+        let selection = &self.selections[part.selection];
         let outcome = match self.buffers[index].as_mut().and_then(Arc::get_mut) {
             None => Ok(()),
             Some(buffer) => {
@@ -432,12 +459,12 @@ impl ReadTicket {
                     false => copy_fallback::recover(&self.devices, part, failed, buffer, deadline),
                 };
                 let good = |buffer: &mut Lease| match &part.records {
-                    None => verify::part(&self.devices, view, part, buffer, deadline),
-                    Some(at) => verify::records(&self.devices, view, part, at, buffer, deadline),
+                    None => verify::part(&self.devices, selection, part, buffer, deadline),
+                    Some(at) => verify::records(&self.devices, selection, part, at, buffer, deadline),
                 };
                 recovered
                     .and_then(|()| good(buffer))
-                    .and_then(|()| decode_check::part(&self.devices, view, part, buffer))
+                    .and_then(|()| decode_check::part(&self.devices, selection, part, buffer))
             }
         };
         if let Some(took) = took {
@@ -446,7 +473,7 @@ impl ReadTicket {
         match outcome {
             Err(e) if e.kind() == ErrorKind::Deadline => return Err(e),
             Err(e) => {
-                self.failures[part.view].get_or_insert(e);
+                self.failures[part.selection].get_or_insert(e);
             }
             Ok(()) => self.verified[index] = Some(true),
         }
@@ -463,15 +490,15 @@ impl ReadTicket {
         let buffers = std::mem::take(&mut self.buffers);
         let parts = std::mem::take(&mut self.parts).into_iter().zip(buffers);
         ReadBatch::new(
-            std::mem::take(&mut self.views),
+            std::mem::take(&mut self.selections),
             parts.map(|(part, buffer)| PartBuffer { part, buffer }).collect(),
             std::mem::take(&mut self.failures),
         )
     }
 
-    /// Attends with `query` `[q_heads, key_dim]` to selection `index` of the read, which must be `view`, part by part
-    /// as blocks arrive. Writes `out` `[q_heads, value_dim]`. The bits equal the result of [`attend`](crate::attend)
-    /// over the whole batch.
+    /// Attends with `query` `[q_heads, key_dim]` to selection `index` of the read, which must be `selection`, part by
+    /// part as blocks arrive. Writes `out` `[q_heads, value_dim]`. The bits equal the result of
+    /// [`attend`](crate::attend) over the whole batch.
     ///
     /// # Errors
     /// The errors of [`attend`](crate::attend). [`ErrorKind::Corruption`], [`ErrorKind::Io`]: the selection could not
@@ -480,18 +507,30 @@ impl ReadTicket {
         &mut self,
         index: usize,
         query: &[f32],
-        view: &Selection,
+        selection: &Selection,
         options: &AttendOptions,
         out: &mut [f32],
     ) -> Result<()> {
-        match self.views.get(index) {
-            Some(own) if Arc::ptr_eq(own, &view.inner) => {}
-            _ => return Err(wrong_view(index)),
+        match self.selections.get(index) {
+            Some(own) if Arc::ptr_eq(own, &selection.inner) => {}
+            _ => return Err(wrong_selection(index)),
         }
         self.submit_by(None)?;
-        let mut attending = SelectionAttention::new(query, &view.inner, options)?;
+        self.attend_parts((index, query), options, out, &mut |_, _| Ok(true)).map(drop)
+    }
+
+    /// Attends to the parts of a selection in order. `before` runs before each part. If it returns false, attention
+    /// ends without an output, and so does this.
+    pub(super) fn attend_parts(
+        &mut self,
+        (index, query): (usize, &[f32]),
+        options: &AttendOptions,
+        out: &mut [f32],
+        before: &mut dyn FnMut(&mut Self, usize) -> Result<bool>,
+    ) -> Result<bool> {
+        let mut attending = SelectionAttention::new(query, &self.selections[index], options)?;
         for at in 0..self.parts.len() {
-            if self.parts[at].view != index {
+            if self.parts[at].selection != index {
                 continue;
             }
             attending.rebuild(&self.parts[at]);
@@ -499,9 +538,13 @@ impl ReadTicket {
             if let Some(e) = &self.failures[index] {
                 return Err(e.duplicate());
             }
+            if !before(self, at)? {
+                return Ok(false);
+            }
             attending.part(&self.parts[at], self.buffers[at].as_deref())?;
         }
-        attending.finish(out)
+        attending.finish(out)?;
+        Ok(true)
     }
 }
 
@@ -545,7 +588,7 @@ impl Future for ReadTicket {
             arena: this.arena.clone(),
             in_region: this.in_region,
             devices: Arc::clone(&this.devices),
-            views: std::mem::take(&mut this.views),
+            selections: std::mem::take(&mut this.selections),
             parts: std::mem::take(&mut this.parts),
             buffers: std::mem::take(&mut this.buffers),
             verified: Vec::new(),

@@ -34,6 +34,11 @@ impl Times {
         WaitTimer { times: self, since: Instant::now() }
     }
 
+    /// Counts time that a caller waited.
+    pub(super) fn waited_for(&self, time: Duration) {
+        self.waited_ns.fetch_add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
     /// Returns the submission and the end of the last part that has ended, or none before submission.
     pub(super) fn at_devices(&self) -> Option<(Instant, Instant)> {
         let begun = *self.begun.get()?;
@@ -53,6 +58,6 @@ pub(super) struct WaitTimer<'a> {
 
 impl Drop for WaitTimer<'_> {
     fn drop(&mut self) {
-        self.times.waited_ns.fetch_add(nanoseconds(self.since), Ordering::Relaxed);
+        self.times.waited_for(self.since.elapsed());
     }
 }

@@ -10,7 +10,7 @@ use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::buffer::lease::Lease;
 use crate::io::planted;
 use crate::io::planted::covered;
-use crate::kernels::prefetch;
+use crate::kernels::{plane_checksum, prefetch};
 use crate::log::Devices;
 use crate::plan::{GroupSource, SelectedGroup, SelectionInner};
 use crate::plan::{ReadPart, SectionAt};
@@ -26,7 +26,7 @@ use stratakv_format::{PlaneIdentity, segment};
 /// was read again. [`ErrorKind::Io`]: the driver broke.
 pub(super) fn part(
     devices: &Devices,
-    view: &SelectionInner,
+    selection: &SelectionInner,
     part: &ReadPart,
     buffer: &mut Lease,
     deadline: Option<Instant>,
@@ -38,22 +38,22 @@ pub(super) fn part(
             "read: the driver broke, and a read into the buffer may still be in flight",
         ));
     }
-    prefetch_checksums(view, part);
-    for (unit, block) in view.units[part.units.clone()].iter().zip(&part.blocks) {
-        let (Some(at), GroupSource::Disk { frame, offset, checksum }) = (block, &unit.source) else { continue };
+    prefetch_checksums(selection, part);
+    for (group, block) in selection.groups[part.groups.clone()].iter().zip(&part.blocks) {
+        let (Some(at), GroupSource::Disk { frame, offset, checksum }) = (block, &group.source) else { continue };
         let bad = |buffer: &Lease| {
             let bytes = buffer.bytes().unwrap_or_default();
-            mismatch(devices, view, unit, frame, *checksum, bytes.get(*at..).unwrap_or_default())
+            mismatch(devices, selection, group, frame, *checksum, bytes.get(*at..).unwrap_or_default())
         };
         if bad(buffer).is_none() {
             continue;
         }
-        let bytes = unit.bytes(view.layout.block(view.layer));
+        let bytes = group.bytes(selection.layout.block(selection.layer));
         let readable = frame.readable(*offset, bytes);
         let start = at - (*offset - readable.start) as usize;
         let range = start..start + (readable.end - readable.start) as usize;
         let read = part.reads.iter().find(|read| (read.to..read.to + read.bytes).contains(at));
-        let read = read.ok_or_else(|| not_there(&format!("read for group {}", unit.group)))?;
+        let read = read.ok_or_else(|| not_there(&format!("read for group {}", group.index)))?;
         let reread = Reread { devices, frame, copy: read.copy, place: (*offset, bytes), deadline };
         let is_bad = |buffer: &Lease| bad(buffer).is_some();
         devices.count_checksum_failures(read.segment.key.0, 1);
@@ -73,17 +73,17 @@ pub(super) fn part(
                 expected: format!("checksum {expected:#018x}"),
                 found: format!("{found:#018x}"),
             })
-            .during(format!("layer {}, group {}", view.layer, unit.group)));
+            .during(format!("layer {}, group {}", selection.layer, group.index)));
         }
     }
-    admit(view, part, buffer);
+    admit(selection, part, buffer);
     Ok(())
 }
 
 /// Prefetches the checksums of a part, which left the processor's caches while the device worked.
-fn prefetch_checksums(view: &SelectionInner, part: &ReadPart) {
-    let read = view.units[part.units.clone()].iter().zip(&part.blocks).filter(|(_, at)| at.is_some());
-    let read = read.filter_map(|(unit, _)| match &unit.source {
+fn prefetch_checksums(selection: &SelectionInner, part: &ReadPart) {
+    let read = selection.groups[part.groups.clone()].iter().zip(&part.blocks).filter(|(_, at)| at.is_some());
+    let read = read.filter_map(|(group, _)| match &group.source {
         GroupSource::Disk { frame, checksum, .. } => Some((frame, *checksum)),
         _ => None,
     });
@@ -97,13 +97,13 @@ fn prefetch_checksums(view: &SelectionInner, part: &ReadPart) {
 /// [`ErrorKind::Corruption`]: no copy has good records. [`ErrorKind::Deadline`]: the deadline passed.
 pub(super) fn records(
     devices: &Devices,
-    view: &SelectionInner,
+    selection: &SelectionInner,
     part: &ReadPart,
     at: &SectionAt,
     buffer: &mut Lease,
     deadline: Option<Instant>,
 ) -> Result<()> {
-    if records_are_good(devices, part, at, view.group_tokens(), buffer, deadline)? {
+    if records_are_good(devices, part, at, selection.group_tokens(), buffer, deadline)? {
         return Ok(());
     }
     let (frame, place) = (&at.section.frame, &at.section.place);
@@ -116,16 +116,16 @@ pub(super) fn records(
         expected: format!("checksum {:#018x}", place.checksum),
         found: "other records".to_owned(),
     })
-    .during(format!("layer {}, records from group {} on", view.layer, place.first_group)))
+    .during(format!("layer {}, records from group {} on", selection.layer, place.first_group)))
 }
 
 /// Offers the verified blocks of a part to the cache.
-fn admit(view: &SelectionInner, part: &ReadPart, buffer: &Lease) {
-    let (Some(cache), Some(bytes)) = (&view.cache, buffer.bytes()) else { return };
-    let block = view.layout.block(view.layer);
-    for (unit, at) in view.units[part.units.clone()].iter().zip(&part.blocks) {
-        if let (Some(at), Some(key)) = (at, unit.source.key(view.layer))
-            && let Some(block) = bytes.get(*at..at + unit.bytes(block))
+fn admit(selection: &SelectionInner, part: &ReadPart, buffer: &Lease) {
+    let (Some(cache), Some(bytes)) = (&selection.cache, buffer.bytes()) else { return };
+    let block = selection.layout.block(selection.layer);
+    for (group, at) in selection.groups[part.groups.clone()].iter().zip(&part.blocks) {
+        if let (Some(at), Some(key)) = (at, group.source.key(selection.layer))
+            && let Some(block) = bytes.get(*at..at + group.bytes(block))
         {
             cache.admit(key, block);
         }
@@ -135,25 +135,25 @@ fn admit(view: &SelectionInner, part: &ReadPart, buffer: &Lease) {
 /// Returns the first plane of a block with a wrong checksum: its range, the expected and the found checksum.
 fn mismatch(
     devices: &Devices,
-    view: &SelectionInner,
-    unit: &SelectedGroup,
+    selection: &SelectionInner,
+    group: &SelectedGroup,
     frame: &FrameBody,
     first_checksum: usize,
     block: &[u8],
 ) -> Option<(Range<usize>, u64, u64)> {
-    let tokens = view.group_tokens();
-    unit.planes(view.layout.block(view.layer)).enumerate().find_map(|(nth, (plane, place))| {
+    let tokens = selection.group_tokens();
+    group.planes(selection.layout.block(selection.layer)).enumerate().find_map(|(nth, (plane, place))| {
         let identity = PlaneIdentity::new(
             frame.nonce,
             frame.origin,
             KIND_GROUPS,
-            view.layer as u16,
-            unit.group * tokens as u64,
+            selection.layer as u16,
+            group.index * tokens as u64,
             tokens as u32,
         )
         .with_plane(plane as u16);
         let data = block.get(place.clone());
-        let found = data.map_or(0, |data| devices.identity.checksum.compute(&identity, covered(data)));
+        let found = data.map_or(0, |data| plane_checksum(devices.identity.checksum, &identity, covered(data)));
         let expected = frame.checksums.get(first_checksum + nth).copied().unwrap_or(!found);
         (expected != found && !planted!(PayloadChecksumIgnored)).then_some((place, expected, found))
     })
@@ -173,7 +173,9 @@ fn records_are_good(
     let identity = PlaneIdentity::new(frame.nonce, frame.origin, KIND_SUMMARY, place.layer, first, tokens as u32);
     let is_bad = |buffer: &Lease| {
         let records = buffer.bytes().and_then(|all| all.get(*at..at + bytes));
-        records.is_none_or(|records| devices.identity.checksum.compute(&identity, covered(records)) != place.checksum)
+        records.is_none_or(|records| {
+            plane_checksum(devices.identity.checksum, &identity, covered(records)) != place.checksum
+        })
     };
     if !is_bad(buffer) {
         return Ok(true);

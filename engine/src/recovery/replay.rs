@@ -323,7 +323,7 @@ fn mark_cut(copies: &[ManifestCopy], page: usize) {
 fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[ManifestCopy], page: usize) -> Result<()> {
     for record in batch.records() {
         let record = record.map_err(|e| refused(copies, page, "records", &e))?;
-        let replicated = copies.iter().any(|copy| copy.features.has_copies());
+        let may_have_copies = copies.iter().any(|copy| copy.features.has_copies());
         let encoded = copies.iter().any(|copy| copy.features.has_codecs());
         let pooled = copies.iter().any(|copy| copy.features.has_pools());
         let has_codecs = |bytes: &[u8]| Layout::decode(bytes).is_ok_and(|layout| layout.is_encoded());
@@ -332,8 +332,10 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[ManifestCopy], page
             Record::Layout(_, bytes) if !encoded && has_codecs(bytes) => {
                 Err("a layout with codecs, but the manifest lacks the feature bit of codecs".into())
             }
-            Record::Replica(_) if !replicated => Err("a copy, but the manifest lacks the feature bit of copies".into()),
-            Record::SequenceCreate(create, _) if !replicated && create.replicas > 1 => {
+            Record::Replica(_) if !may_have_copies => {
+                Err("a copy, but the manifest lacks the feature bit of copies".into())
+            }
+            Record::SequenceCreate(create, _) if !may_have_copies && create.replicas > 1 => {
                 Err("a sequence with several copies, but the manifest lacks the feature bit of copies".into())
             }
             Record::Frame(frame) if !pooled && frame.flags.get() & m::FLAG_DERIVED != 0 => {

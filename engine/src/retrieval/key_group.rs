@@ -2,6 +2,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::widen;
+use crate::retrieval::clusters::MAX_KEY_MAGNITUDE;
 use crate::retrieval::key_shape::KeyShape;
 
 /// The keys of one sealed group: all of its tokens are valid.
@@ -42,6 +43,18 @@ impl<'a> KeyGroup<'a> {
     #[must_use]
     pub fn plane(&self) -> &'a [u8] {
         self.plane
+    }
+
+    /// Writes the key of a token of the group, of one KV head or of all heads. Elements whose magnitude is above the
+    /// limit of clusters are lowered to it.
+    pub(crate) fn row(&self, token: usize, head: Option<usize>, key: &mut [f32]) {
+        let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
+        let row = key_dim * dtype.bytes();
+        let heads = head.map_or(0..kv_heads, |head| head..head + 1);
+        for (head, key) in heads.zip(key.chunks_exact_mut(key_dim)) {
+            widen(&self.plane[(head * group_tokens + token) * row..][..row], dtype, key);
+            key.iter_mut().for_each(|x| *x = x.clamp(-MAX_KEY_MAGNITUDE, MAX_KEY_MAGNITUDE));
+        }
     }
 
     /// Returns the keys token by token, `[group_tokens, kv_heads, key_dim]`.

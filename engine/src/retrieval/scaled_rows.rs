@@ -25,6 +25,12 @@ impl ScaledRows {
         empty
     }
 
+    /// Reserves memory for exactly `rows` more rows, if there is no room for one.
+    pub(crate) fn reserve_when_full(&mut self, rows: usize) {
+        self.halves.reserve_when_full(rows);
+        self.exponents.reserve_when_full(rows);
+    }
+
     /// Returns the number of rows.
     pub(crate) fn len(&self) -> usize {
         self.halves.count()
@@ -38,6 +44,17 @@ impl ScaledRows {
     /// Adds a finite row.
     pub(crate) fn push(&mut self, row: &[f32]) {
         self.exponents.add()[0] = narrow_scaled(row, self.halves.add());
+    }
+
+    /// Adds a row of the little-endian bytes of f16 elements, in parts of any length.
+    pub(crate) fn push_halves<'a>(&mut self, parts: impl Iterator<Item = &'a [u8]>) {
+        let mut row = self.halves.add();
+        for part in parts {
+            let (own, rest) = std::mem::take(&mut row).split_at_mut(part.len() / size_of::<u16>());
+            own.iter_mut().zip(part.as_chunks::<2>().0).for_each(|(half, bytes)| *half = u16::from_le_bytes(*bytes));
+            row = rest;
+        }
+        self.exponents.add()[0] = 0;
     }
 
     /// Replaces a row by a finite one.

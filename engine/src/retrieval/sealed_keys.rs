@@ -7,6 +7,7 @@ use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::summary_records::Records;
 use std::ops::Range;
+use stratakv_format::DType;
 
 /// The K planes of consecutive groups.
 #[derive(Clone, Debug)]
@@ -122,11 +123,24 @@ impl SealedKeys {
         let dim = if head.is_some() { self.shape.key_dim } else { self.shape.width() };
         let (mut rows, mut row) = (ScaledRows::with_capacity(dim, tokens.len()), Vec::with_capacity(dim));
         for token in tokens {
+            if self.shape.dtype == DType::F16 {
+                rows.push_halves(self.row_bytes(token, head));
+                continue;
+            }
             row.clear();
             self.rows(token..token + 1, head, &mut row);
             rows.push(&row);
         }
         rows
+    }
+
+    /// Returns the bytes of the key of a token that it has, KV head by KV head.
+    fn row_bytes(&self, token: usize, head: Option<usize>) -> impl Iterator<Item = &[u8]> {
+        let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
+        let (row, group) = (key_dim * dtype.bytes(), token / group_tokens - self.first);
+        let plane = self.planes.slice(group..group + 1);
+        let heads = head.map_or(0..kv_heads, |head| head..head + 1);
+        heads.map(move |head| &plane[(head * group_tokens + token % group_tokens) * row..][..row])
     }
 }
 

@@ -246,6 +246,11 @@ impl Tile<'_> {
     pub(crate) fn best(&mut self, per_group: usize, scores: &mut [f32]) {
         let columns = self.weights.len();
         match (&self.units, self.weighted) {
+            // The sum is the best unit of a group of one. One that is not a number loses, as in larger groups.
+            (Units::Parts(parts), Some(weighted)) if per_group == 1 && scores.len() * columns == parts.len() => {
+                weighted(parts, self.weights, scores);
+                scores.iter_mut().for_each(|sum| *sum = sum.max(f32::NEG_INFINITY));
+            }
             (Units::Parts(parts), Some(weighted)) => {
                 let sums = &mut self.room[..parts.len() / columns];
                 weighted(parts, self.weights, sums);

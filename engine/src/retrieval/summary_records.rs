@@ -25,6 +25,13 @@ impl<T: Copy + Default> Records<T> {
         self.data.reserve_exact(records * self.len);
     }
 
+    /// Reserves memory for exactly `records` more records, if there is no room for one.
+    pub(crate) fn reserve_when_full(&mut self, records: usize) {
+        if self.data.capacity() < self.data.len() + self.len {
+            self.reserve(records);
+        }
+    }
+
     /// Adds a record of zeros.
     pub(crate) fn add(&mut self) -> &mut [T] {
         let start = self.data.len();

@@ -4,6 +4,7 @@ use super::layer::LayerState;
 use crate::catalog::BlockPlace;
 use crate::error::{Corruption, Error, Result};
 use crate::io::planted::covered;
+use crate::kernels::plane_checksum;
 use crate::log::Devices;
 use crate::read::{BlockReader, CopyFault, SegmentRange, first_good};
 use stratakv_format::frame::KIND_GROUPS;
@@ -116,7 +117,7 @@ pub(super) fn check_block(
                 found,
             })
         };
-        let found = devices.identity.checksum.compute(&identity, covered(data));
+        let found = plane_checksum(devices.identity.checksum, &identity, covered(data));
         let expected = place.frame.checksums.get(place.checksum + plane).copied();
         if expected != Some(found) {
             let expected = format!("checksum {:#018x}", expected.unwrap_or(0));

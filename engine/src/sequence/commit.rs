@@ -18,6 +18,7 @@ use super::layer::LayerState;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::planted;
 use crate::log::{CommitRequest, DerivedRelease, FrameBuilder};
+use crate::metrics::lock;
 use crate::options::Durability;
 use std::time::Instant;
 use stratakv_format::frame::CALLER_STATE_BYTES_MAX;
@@ -97,12 +98,14 @@ impl Sequence {
         self.frames.announce_forked(&self.identity, &mut request);
         self.frames.announce_derived(&self.store, &self.identity, &mut request);
         self.frames.announce_written(&self.identity, &mut request, &mut self.caller_state);
+        let now = self.store.devices.environment.unix_ms();
+        let committed = lock(&self.store.catalog).use_at(now);
         let commit = SequenceCommit {
             sequence: U64::new(self.identity.sequence.0),
             tokens: U64::new(length),
             state_frame: U64::new(self.caller_state.frame()),
             token_ids: U64::new(ids as u64),
-            committed_unix_ms: U64::new(self.store.devices.environment.unix_ms()),
+            committed_unix_ms: U64::new(committed),
         };
         request.records.push(Kind::SequenceCommit, &commit, &[]);
         self.commits.request(length);

@@ -18,6 +18,9 @@ pub(super) struct OwedCommit {
     pub(super) token_ids: usize,
 }
 
+/// The cuts that a handle remembers one by one.
+const CUTS_MAX: usize = 16;
+
 /// The progress of a sequence's commits.
 pub(super) struct CommitState {
     /// Records that the next commit puts first: creation, cuts.
@@ -33,9 +36,9 @@ pub(super) struct CommitState {
     cut: bool,
     /// The lowest cut that no commit request has taken, in tokens. Derived frames beyond it are released.
     cut_to: Option<u64>,
-    /// The lowest cut of this handle in tokens, and the frames that existed at the last one. Derived frames among them
-    /// that reach beyond the cut hold other tokens than the sequence.
-    stale: Option<(u64, FrameId)>,
+    /// Cuts of this handle: tokens, and the first frame that did not exist then. Derived frames that are older than a
+    /// cut and reach beyond it hold other tokens than the sequence. Both numbers rise from cut to cut.
+    cuts: Vec<(u64, FrameId)>,
     /// The number of frames that the next commit releases because of cuts.
     released: usize,
     /// None for a reader, and after a deletion.
@@ -55,8 +58,8 @@ impl CommitState {
 
     fn reader(committed: u64, settled: u64) -> Self {
         let records = RecordBuffer::default();
-        let (owed, cut, cut_to, stale, released, lock) = (None, false, None, None, 0, None);
-        Self { records, stored: false, committed, settled, owed, cut, cut_to, stale, released, lock }
+        let (owed, cut, cut_to, cuts, released, lock) = (None, false, None, Vec::new(), 0, None);
+        Self { records, stored: false, committed, settled, owed, cut, cut_to, cuts, released, lock }
     }
 
     pub(super) fn is_stored(&self) -> bool {
@@ -112,7 +115,15 @@ impl CommitState {
     pub(super) fn record_cut(&mut self, sequence: SequenceId, sealed: u64, released: &[FrameId], next_frame: FrameId) {
         self.cut = true;
         self.cut_to = Some(self.cut_to.unwrap_or(u64::MAX).min(sealed));
-        self.stale = Some((self.stale.map_or(sealed, |(lowest, _)| lowest.min(sealed)), next_frame));
+        // A later cut below an earlier one replaces it.
+        let kept = self.cuts.partition_point(|(tokens, _)| *tokens < sealed);
+        self.cuts.truncate(kept);
+        self.cuts.push((sealed, next_frame));
+        if self.cuts.len() > CUTS_MAX {
+            // The two oldest cuts become one, which may call more frames stale than both.
+            self.cuts[1].0 = self.cuts[0].0;
+            self.cuts.remove(0);
+        }
         if self.stored {
             let cut = SequenceTruncate { sequence: U64::new(sequence.0), tokens: U64::new(sealed) };
             self.records.push(Kind::SequenceTruncate, &cut, &[]);
@@ -131,7 +142,7 @@ impl CommitState {
     /// Returns whether a derived frame whose tokens end at `token_end` holds tokens that were cut off, as far as this
     /// handle knows. A cut that is queued is not in the catalog yet.
     pub(super) fn is_stale(&self, frame: FrameId, token_end: u64) -> bool {
-        self.stale.is_some_and(|(lowest, next)| token_end > lowest && frame < next)
+        self.cuts.iter().any(|(tokens, next)| token_end > *tokens && frame < *next)
     }
 
     /// Takes the records that a commit puts first.
@@ -192,7 +203,24 @@ mod tests {
         state.request(16);
         assert!(state.cut_to().is_none() && state.is_stale(FrameId(3), 17));
         state.record_cut(SequenceId(1), 24, &[], FrameId(9));
-        assert!(state.cut_to() == Some(24) && state.is_stale(FrameId(8), 17));
+        assert!(state.cut_to() == Some(24) && state.is_stale(FrameId(8), 25) && state.is_stale(FrameId(3), 17));
+        // The first cut is older than this frame, and the second cut takes none of its tokens.
+        assert!(!state.is_stale(FrameId(8), 24));
+        state.record_cut(SequenceId(1), 8, &[], FrameId(12));
+        assert!(state.is_stale(FrameId(11), 9) && !state.is_stale(FrameId(12), 99));
+    }
+
+    #[test]
+    fn commit_state_merges_the_oldest_of_many_rising_cuts() {
+        let mut state = CommitState::reader(0, 0);
+        let cuts = CUTS_MAX as u64 * 4;
+        for at in 1..=cuts {
+            state.record_cut(SequenceId(1), at * 16, &[], FrameId(at * 10));
+            assert!(state.cuts.len() <= CUTS_MAX);
+            assert!((1..=at).all(|cut| state.is_stale(FrameId(cut * 10 - 1), cut * 16 + 1)), "a cut is forgotten");
+        }
+        let newest = cuts * 10 - 1;
+        assert!(!state.is_stale(FrameId(newest), cuts * 16) && state.is_stale(FrameId(newest), cuts * 16 + 1));
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Sequence {
     }
 
     /// Returns the derived frames that a fork shares.
-    fn shared_derived(&self) -> Vec<(FrameId, u64)> {
+    pub(super) fn shared_derived(&self) -> Vec<(FrameId, u64)> {
         self.frames.share_derived(&lock(&self.store.catalog), self.identity.sequence, &self.commits)
     }
 

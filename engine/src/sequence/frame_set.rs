@@ -65,9 +65,9 @@ impl FrameSet {
         Self { unnamed, named, derived, placed, limit, target, gathered, memory: 0 }
     }
 
-    /// Returns an empty set for a handle that never writes.
-    pub(super) fn snapshot(&self, gathered: Reservation) -> Self {
-        Self::new(PlacedBytes::default(), (self.limit, self.target), gathered)
+    /// Returns an empty set for a handle that never writes. It keeps the derived frames of this moment.
+    pub(super) fn snapshot(&self, gathered: Reservation, derived: Vec<(FrameId, u64)>) -> Self {
+        Self { derived, ..Self::new(PlacedBytes::default(), (self.limit, self.target), gathered) }
     }
 
     /// Returns the most bytes of a frame.
@@ -164,7 +164,9 @@ impl FrameSet {
         id: SequenceId,
         commits: &CommitState,
     ) -> Vec<(FrameId, u64)> {
-        let named = catalog.derived_of(id).filter(|(frame, end)| !commits.is_stale(*frame, *end));
+        // A reader has the id of its sequence, which may have other clusters by now.
+        let named = catalog.derived_of(id).filter(|_| commits.is_stored());
+        let named = named.filter(|(frame, end)| !commits.is_stale(*frame, *end));
         named.chain(self.derived.iter().copied()).collect()
     }
 

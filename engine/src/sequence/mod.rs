@@ -15,6 +15,7 @@
 //! The other files implement one operation each on these parts. The write path is `append`, `group_drafts`, `commit`.
 //! The read path is `select`, `selectors`, `summary_streams`, `suffix_summary`; `read` takes over from the selection.
 //! Opening is `open`, `open_frame`, `frame_metadata`.
+//! Clusters on disk are `clusters` and `stored_clusters`.
 //!
 //! Invariants:
 //! - one handle per sequence is open: `SequenceLock` in `CommitState` is dropped last;
@@ -29,6 +30,7 @@ mod append;
 mod attached_summary;
 mod blocks;
 mod caller_state;
+mod clusters;
 mod commit;
 mod commit_state;
 mod errors;
@@ -42,6 +44,7 @@ mod handle;
 mod layer;
 mod layer_set;
 mod layer_summaries;
+mod loaded_clusters;
 mod open;
 mod open_frame;
 mod open_options;
@@ -55,6 +58,7 @@ mod select_entries;
 mod selector_set;
 mod selectors;
 mod span;
+mod stored_clusters;
 mod streams;
 mod suffix_summary;
 mod summary_streams;
@@ -65,6 +69,7 @@ mod token_ids;
 mod truncate;
 
 pub use crate::plan::GroupEntries;
+pub use crate::pools::StoredClusters;
 pub(crate) use adapter::{adapter_meta, load_adapter, write_adapter};
 pub use handle::Sequence;
 pub(crate) use open::load;

@@ -97,7 +97,7 @@ fn identity_of(store: &StoreInner, id: SequenceId, meta: &SequenceMeta) -> Resul
         layout: layout.ok_or_else(lost)?,
         ttl_ms: meta.ttl_ms,
         evictable: meta.evictable,
-        copies: usize::from(meta.replicas).max(1),
+        copies: usize::from(meta.copies).max(1),
     })
 }
 

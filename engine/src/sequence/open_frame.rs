@@ -175,7 +175,7 @@ impl Sequence {
             segment: Arc::clone(reference.segment()),
             page: reference.meta.location.page,
             header_crc: reference.meta.header_crc,
-            replicas: reference.copies[1..].iter().map(|copy| copy.at.clone()).collect(),
+            other_copies: reference.copies[1..].iter().map(|copy| copy.at.clone()).collect(),
             checksums,
             summaries: summary_places(view, front),
         };

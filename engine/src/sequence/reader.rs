@@ -85,7 +85,7 @@ impl Sequence {
             handle: next_handle(),
             token_ids: self.token_ids.snapshot(),
             caller_state: self.caller_state.snapshot(),
-            frames: self.frames.snapshot(self.store.gathering()?),
+            frames: self.frames.snapshot(self.store.gathering()?, self.shared_derived()),
             selectors: SelectorSet::new(reserve(&self.store.devices, 0, Category::Summaries)?),
             index,
             streams: self.streams.as_ref().map(|_| Arc::default()),

@@ -1,6 +1,6 @@
 //! A frame that a sequence refers to.
 
-use crate::catalog::{FrameMeta, FrameSlot, RecordBuffer, ReplicaMeta, SegmentHandle};
+use crate::catalog::{CopyMeta, FrameMeta, FrameSlot, RecordBuffer, SegmentHandle};
 use crate::log::{CoveredEnds, WrittenFrame};
 use std::sync::Arc;
 use stratakv_format::{FrameId, Location};
@@ -54,16 +54,16 @@ impl ReferencedFrame {
     pub(super) fn announce(&self, records: &mut RecordBuffer) -> Vec<Arc<SegmentHandle>> {
         let now = self.slot.now();
         let pages = self.meta.location.pages;
-        let replica = |copy| {
+        let copy = |copy| {
             let (segment, page, header_crc) = now.copy(copy);
             let (device, segment) = segment.key;
-            ReplicaMeta { generation: 1, location: Location { device, segment, page, pages }, header_crc }
+            CopyMeta { generation: 1, location: Location { device, segment, page, pages }, header_crc }
         };
-        let first = replica(0);
+        let first = copy(0);
         let meta = FrameMeta {
             location: first.location,
             header_crc: first.header_crc,
-            replicas: (1..now.copies()).map(replica).collect(),
+            other_copies: (1..now.copies()).map(copy).collect(),
             ..self.meta.clone()
         };
         meta.announce(self.frame, records);

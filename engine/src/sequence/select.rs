@@ -173,7 +173,7 @@ impl Sequence {
         let mut selection = self.selection(state, &span, &groups, planes)?;
         // The selection is new, so nothing else refers to it.
         if let Some(inner) = Arc::get_mut(&mut selection.inner) {
-            inner.units.iter_mut().zip(attended).for_each(|(unit, entries)| unit.entries = entries);
+            inner.groups.iter_mut().zip(attended).for_each(|(group, entries)| group.entries = entries);
         }
         Ok(selection)
     }
@@ -247,20 +247,20 @@ impl Sequence {
             let text = format!("select: layer {} has no V plane: its values are a part of the keys", state.index());
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        let mut units = Vec::with_capacity(chosen.len());
+        let mut groups = Vec::with_capacity(chosen.len());
         for (&group, extent) in chosen.iter().zip(state.table().find_all(chosen)) {
             let source = source(state, group, extent)?;
             let keys = KeySource::Stored;
             let entries = AttendedEntries::AllHeads(span.positions(group));
-            let mut unit = SelectedGroup { group, entries, source, keys };
+            let mut selected = SelectedGroup { index: group, entries, source, keys, beside_pages: None };
             match planes {
                 PlaneSet::KeysAndValues => {}
-                PlaneSet::ValuesOnly => unit.leave_keys(state.block(), KeySource::Absent),
-                PlaneSet::ReconstructedKeys => use_keys_in_memory(state, &mut unit)?,
+                PlaneSet::ValuesOnly => selected.leave_keys(state.block(), KeySource::Absent),
+                PlaneSet::ReconstructedKeys => use_keys_in_memory(state, &mut selected)?,
             }
-            units.push(unit);
+            groups.push(selected);
         }
-        let needed = units.iter().any(|unit| matches!(unit.keys, KeySource::Rebuilt));
+        let needed = groups.iter().any(|group| matches!(group.keys, KeySource::Rebuilt));
         let rebuilt = state.summaries().exact_keys().filter(|_| needed).map(|keys| Arc::clone(keys.rebuilt()));
         let tail_tokens = state.tail_tokens();
         let tail = (tail_tokens > 0).then(|| SelectedTail {
@@ -272,7 +272,8 @@ impl Sequence {
             layout: self.identity.layout.clone(),
             layer: state.index(),
             length: state.tokens(),
-            units,
+            groups,
+            pages: Vec::new(),
             tail,
             rebuilt,
             instance: self.store.devices.identity.instance,
@@ -287,20 +288,20 @@ impl Sequence {
 }
 
 /// Makes a selected group use the keys that are in memory.
-fn use_keys_in_memory(state: &LayerState, unit: &mut SelectedGroup) -> Result<()> {
+fn use_keys_in_memory(state: &LayerState, group: &mut SelectedGroup) -> Result<()> {
     let Some(kept) = state.summaries().exact_keys() else {
         let text = format!("select: call Sequence::reconstruct_keys first; layer {} has no such keys", state.index());
         return Err(Error::new(ErrorKind::InvalidArgument, text));
     };
     // A group in memory has its keys.
-    if !matches!(unit.source, GroupSource::Disk { .. }) {
+    if !matches!(group.source, GroupSource::Disk { .. }) {
         return Ok(());
     }
-    match kept.find(unit.group) {
+    match kept.find(group.index) {
         None => {}
-        Some(KeptOutliers::Block(block)) => unit.source = GroupSource::Copied(block),
-        Some(KeptOutliers::Plane(plane)) => unit.leave_keys(state.block(), KeySource::Kept(plane)),
-        Some(KeptOutliers::Reconstructed) => unit.leave_keys(state.block(), KeySource::Rebuilt),
+        Some(KeptOutliers::Block(block)) => group.source = GroupSource::Copied(block),
+        Some(KeptOutliers::Plane(plane)) => group.leave_keys(state.block(), KeySource::Kept(plane)),
+        Some(KeptOutliers::Reconstructed) => group.leave_keys(state.block(), KeySource::Rebuilt),
     }
     Ok(())
 }

@@ -4,7 +4,8 @@
 //!    the options say, sinks, and the tail.
 //! 2. The selector may choose the rest of the budget for each KV head. The memory of its choice is reserved first.
 //! 3. The entries become masks of groups. A group of the window is attended whole.
-//! 4. If the sequence has a cache that ranks clusters, the selection names the chosen clusters and their blocks.
+//! 4. If the clusters of the method are stored, pages give entries instead of their groups.
+//! 5. If the sequence has a cache that ranks clusters, the selection names the chosen clusters and their blocks.
 
 use super::handle::Sequence;
 use super::layer::LayerState;
@@ -71,11 +72,12 @@ impl Sequence {
             inner.cluster_runs = Some(chosen.runs);
             inner.clusters = clusters;
             let mut found = found.into_iter().peekable();
-            for unit in &mut inner.units {
-                if let Some((_, entries)) = found.next_if(|(group, _)| *group == unit.group) {
-                    unit.entries = entries;
+            for selected in &mut inner.groups {
+                if let Some((_, entries)) = found.next_if(|(group, _)| *group == selected.index) {
+                    selected.entries = entries;
                 }
             }
+            self.lay_pages(id, inner, &chosen.heads, choosable);
         }
         Ok(selection)
     }
@@ -92,10 +94,10 @@ fn named_clusters(
     chosen: &ChosenEntries,
     selection: &Selection,
 ) -> Result<ActivatedClusters> {
-    let view = &selection.inner;
+    let inner = &selection.inner;
     let key = |list: usize, cluster: u32| ClusterKey {
         selector: id.number(),
-        layer: view.layer as u32,
+        layer: inner.layer as u32,
         list: list as u32,
         cluster,
     };
@@ -103,19 +105,19 @@ fn named_clusters(
     for ClusterChange { list, cluster, number } in selector.changes(summaries)? {
         named.change(key(list, cluster), number);
     }
-    let Some(first) = view.units.first().map(|unit| unit.group) else { return Ok(named) };
+    let Some(first) = inner.groups.first().map(|group| group.index) else { return Ok(named) };
     // The index of each group in the selection.
-    let last = view.units.last().map_or(first, |unit| unit.group);
+    let last = inner.groups.last().map_or(first, |group| group.index);
     let mut index_of = vec![None; (last - first + 1) as usize];
-    for (index, unit) in (0_u32..).zip(&view.units) {
-        index_of[(unit.group - first) as usize] = Some(index);
+    for (index, group) in (0_u32..).zip(&inner.groups) {
+        index_of[(group.index - first) as usize] = Some(index);
     }
     let mut groups: Vec<u64> = Vec::new();
     for (list, clusters) in chosen.clusters.iter().enumerate() {
         for &cluster in clusters {
             let Some(facts) = selector.cluster(summaries, list, cluster)? else { continue };
             groups.clear();
-            groups.extend(facts.members.iter().map(|token| u64::from(*token) / view.group_tokens() as u64));
+            groups.extend(facts.members.iter().map(|token| u64::from(*token) / inner.group_tokens() as u64));
             groups.sort_unstable();
             groups.dedup();
             let mut before = None;

@@ -8,6 +8,7 @@
 use super::attached_summary::AttachedSummary;
 use super::layer::LayerState;
 use super::layer_set::LayerSet;
+use super::loaded_clusters::LoadedClusters;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::Devices;
 use crate::metrics::Reservation;
@@ -20,6 +21,8 @@ pub(super) struct SelectorSet {
     selectors: Vec<(SelectorId, AttachedSelector)>,
     /// By slot.
     kinds: Vec<SummaryKind>,
+    /// Stored clusters, each of a kind that is attached.
+    loaded: Vec<LoadedClusters>,
     memory: Reservation,
 }
 
@@ -72,7 +75,7 @@ impl AttachedSelector {
 
 impl SelectorSet {
     pub(super) fn new(memory: Reservation) -> Self {
-        Self { selectors: Vec::new(), kinds: Vec::new(), memory }
+        Self { selectors: Vec::new(), kinds: Vec::new(), loaded: Vec::new(), memory }
     }
 
     /// Returns an attached selector.
@@ -83,6 +86,57 @@ impl SelectorSet {
         let found = self.selectors.iter().find(|(known, _)| *known == id);
         let unknown = || Error::new(ErrorKind::InvalidArgument, "a selector of another sequence, or a detached one");
         found.map(|(_, attached)| attached).ok_or_else(unknown)
+    }
+
+    /// Returns the slot of a selector's first summary with clusters, and the id of its kind; none if no layer has
+    /// clusters.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub(super) fn clustered(&self, id: SelectorId, layers: &LayerSet) -> Result<Option<(usize, String)>> {
+        let has_clusters = |slot: &&usize| {
+            let mut summaries = layers.iter().filter_map(|layer| layer.summaries().attached().get(**slot));
+            summaries.any(|summary| !summary.get().cluster_lists().is_empty())
+        };
+        let slot = self.get(id)?.slots.iter().find(has_clusters);
+        Ok(slot.map(|slot| (*slot, self.kinds[*slot].id.clone())))
+    }
+
+    /// Returns the ids of the kinds of a selector that keep clusters.
+    ///
+    /// # Errors
+    /// As [`Self::get`].
+    pub(super) fn clustered_kinds(&self, id: SelectorId, layers: &LayerSet) -> Result<Vec<String>> {
+        let keeps_clusters = |slot: &&usize| {
+            let mut summaries = layers.iter().filter_map(|layer| layer.summaries().attached().get(**slot));
+            summaries.any(|summary| summary.get().has_clusters())
+        };
+        let slots = self.get(id)?.slots.iter().filter(keeps_clusters);
+        Ok(slots.map(|slot| self.kinds[*slot].id.clone()).collect())
+    }
+
+    /// Returns whether the stored clusters of a kind are loaded.
+    pub(super) fn has_loaded(&self, method: &str) -> bool {
+        self.loaded.iter().any(|loaded| loaded.method == method)
+    }
+
+    /// Adds stored clusters.
+    pub(super) fn load(&mut self, loaded: LoadedClusters) {
+        self.loaded.push(loaded);
+    }
+
+    /// Returns the stored clusters that a selector chooses by, if they are loaded.
+    pub(super) fn loaded(&self, id: SelectorId) -> Option<&LoadedClusters> {
+        if self.loaded.is_empty() {
+            return None;
+        }
+        let slots = &self.get(id).ok()?.slots;
+        self.loaded.iter().find(|loaded| slots.iter().any(|slot| self.kinds[*slot].id == loaded.method))
+    }
+
+    /// Drops stored clusters that reach beyond `tokens`, because other tokens may follow there.
+    pub(super) fn cut_loaded(&mut self, tokens: u64) {
+        self.loaded.retain(|loaded| loaded.set.tokens <= tokens);
     }
 
     /// Returns the slot of a kind by its id.
@@ -114,6 +168,8 @@ impl SelectorSet {
         }
         let mut marks = used.iter();
         self.kinds.retain(|_| marks.next().copied().unwrap_or(true));
+        let kinds = &self.kinds;
+        self.loaded.retain(|loaded| kinds.iter().any(|kind| kind.id == loaded.method));
         used
     }
 

@@ -86,6 +86,7 @@ impl Sequence {
         let id = self.selectors.add(AttachedSelector::new(selector, slots, adapters));
         // The account for building is more than the summaries take.
         self.account_summaries();
+        self.load_clusters(id);
         Ok(id)
     }
 

@@ -19,6 +19,8 @@ use crate::retrieval::{KeyGroup, LayerSummary, QueryProfile, SealedKeys, Selecto
 
 /// The most rounds in which a summary may ask for keys after one append.
 const ROUNDS_MAX: usize = 1 << 20;
+/// Groups whose keys are in memory at once while they are supplied.
+const GROUPS_AT_ONCE: usize = 64;
 
 impl Sequence {
     /// Builds the clusters of one layer from recorded queries, for a selector that needs them (`swarm`, `infllm`).
@@ -134,11 +136,13 @@ impl Sequence {
             if wanted.is_empty() {
                 return Ok(true);
             }
-            let state = self.layer(layer)?;
-            let (shape, keys) = (state.shape(), self.keys_of(state, &wanted)?);
-            let Some(own) = self.layer_mut(layer)?.summaries_mut().attached_mut(slot) else { return Ok(true) };
-            for (group, plane) in keys {
-                own.get_mut().supply(&KeyGroup::new(shape, &plane, group)?);
+            for wanted in wanted.chunks(GROUPS_AT_ONCE) {
+                let state = self.layer(layer)?;
+                let (shape, keys) = (state.shape(), self.keys_of(state, wanted)?);
+                let Some(own) = self.layer_mut(layer)?.summaries_mut().attached_mut(slot) else { return Ok(true) };
+                for (group, plane) in keys {
+                    own.get_mut().supply(&KeyGroup::new(shape, &plane, group)?);
+                }
             }
         }
         Err(endless())
@@ -154,8 +158,10 @@ impl Sequence {
             if wanted.is_empty() {
                 return Ok(());
             }
-            for (group, plane) in self.keys_of(state, &wanted)? {
-                summary.supply(&KeyGroup::new(state.shape(), &plane, group)?);
+            for wanted in wanted.chunks(GROUPS_AT_ONCE) {
+                for (group, plane) in self.keys_of(state, wanted)? {
+                    summary.supply(&KeyGroup::new(state.shape(), &plane, group)?);
+                }
             }
         }
         Err(endless())

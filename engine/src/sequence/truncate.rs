@@ -48,6 +48,7 @@ impl Sequence {
         let next_frame = FrameId(self.store.ids.peek().frame);
         self.commits.record_cut(self.identity.sequence, sealed, &released, next_frame);
         self.frames.measure();
+        self.selectors.cut_loaded(sealed);
         // Tables and summaries only shrink, so both calls succeed.
         let _ = self.account();
         self.account_summaries();

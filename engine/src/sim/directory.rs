@@ -13,7 +13,7 @@
 //!
 //! Stores call it through the seam for files. It takes the world's lock and no other.
 
-use super::disk::{NameNode, parent};
+use super::disk::{DiskLock, NameNode, parent};
 use super::disk_file::DiskFile;
 use super::pages::PAGE;
 use super::sim_file::SimFile;
@@ -28,7 +28,7 @@ use crate::sync::Guard;
 use rustix::io::Errno;
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 use stratakv_format::segment;
 
 /// A simulated disk as an opened store sees it.
@@ -39,6 +39,7 @@ pub(super) struct SimDirectory {
     path: PathBuf,
     direct: DirectIo,
     poison: Arc<Poison>,
+    _lock: Arc<DiskLock>,
 }
 
 /// Returns why a file cannot be created or made longer, if it cannot.
@@ -50,16 +51,34 @@ fn refusal(fate: Fate, full: bool) -> Option<Errno> {
 }
 
 impl SimDirectory {
-    pub(super) fn open(world: &Arc<Mutex<World>>, disk: usize) -> Arc<dyn Directory> {
-        let epoch = lock(world).epoch;
-        Arc::new(Self {
+    /// Opens and locks a disk.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`]: a store has it, and one of the two writes.
+    pub(super) fn open(world: &Arc<Mutex<World>>, disk: usize, access: Access) -> Result<Arc<dyn Directory>> {
+        let path = PathBuf::from(format!("simulated-{disk}"));
+        let is_shared = access == Access::ReadOnly;
+        let (epoch, held) = {
+            let mut own = lock(world);
+            let locks = &mut own.disks[disk].locks;
+            locks.retain(|lock| lock.strong_count() > 0);
+            if locks.iter().filter_map(Weak::upgrade).any(|lock| !is_shared || !lock.is_shared) {
+                let text = format!("open: device directory {} is in use by a store of this process", path.display());
+                return Err(Error::new(ErrorKind::InUse, text));
+            }
+            let held = Arc::new(DiskLock { is_shared });
+            locks.push(Arc::downgrade(&held));
+            (own.epoch, held)
+        };
+        Ok(Arc::new(Self {
             world: Arc::clone(world),
             disk,
             epoch,
-            path: PathBuf::from(format!("simulated-{disk}")),
+            path,
             direct: DirectIo::Direct { alignment: PAGE },
             poison: Arc::default(),
-        })
+            _lock: held,
+        }))
     }
 
     fn file(&self, file: usize, path: &str, preallocated: bool) -> Arc<DeviceFile> {

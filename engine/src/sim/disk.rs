@@ -4,6 +4,12 @@ use super::disk_file::{CrashOutcome, DiskFile};
 use super::pages::Pages;
 use super::random::Rng;
 use std::collections::BTreeMap;
+use std::sync::Weak;
+
+/// The lock of an open disk, exclusive or shared. It ends with its last holder, or with a restart of the machine.
+pub(super) struct DiskLock {
+    pub(super) is_shared: bool,
+}
 
 /// The directory or file that a name refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +34,8 @@ pub(super) struct Disk {
     durable_names: BTreeMap<String, NameNode>,
     /// Changes that no sync has covered, in order, each with its directory.
     pending_names: Vec<(String, NameChange)>,
+    /// The locks of stores that have it open.
+    pub(super) locks: Vec<Weak<DiskLock>>,
 }
 
 /// Returns the directory that contains a path.

@@ -11,9 +11,9 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 thread_local! {
-    /// Buffers that stay mapped from one store of this thread to the next, because mapping them takes longer than a
-    /// case.
-    static BUFFERS: RefCell<Option<(Arc<MemoryBudget>, Arena)>> = const { RefCell::new(None) };
+    /// Buffers by memory limit. They stay mapped from one store of this thread to the next, because mapping them takes
+    /// longer than a case. Stores that are open at the same time share them if they have the same limit.
+    static BUFFERS: RefCell<Vec<(Arc<MemoryBudget>, Arena)>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Returns the environment of stores on this system.
@@ -34,14 +34,14 @@ impl ReplacedSystem for SimSystem {
 
     fn buffers(&self, limit: usize) -> (Arc<MemoryBudget>, Arena) {
         BUFFERS.with_borrow_mut(|buffers| {
-            if let Some((budget, arena)) = &*buffers
-                && budget.limit() == limit
-            {
+            if let Some((budget, arena)) = buffers.iter().find(|(budget, _)| budget.limit() == limit) {
                 return (Arc::clone(budget), arena.clone());
             }
             let budget = MemoryBudget::new(limit);
             let arena = Arena::new(Arc::clone(&budget), limit);
-            buffers.insert((budget, arena)).clone()
+            buffers.truncate(1);
+            buffers.push((Arc::clone(&budget), arena.clone()));
+            (budget, arena)
         })
     }
 }

@@ -41,13 +41,15 @@ pub use world::Faults;
 
 use crate::error::Result;
 use crate::io::coverage;
-use crate::io::file::directory::Directory;
-use crate::metrics::lock;
+use crate::io::file::directory::{Access, Directory};
+use crate::maintenance::releasable_bytes;
+use crate::metrics::{lock, refusal};
 use crate::options::StoreOptions;
 use crate::plan::Selection;
 use crate::store::Store;
 use directory::SimDirectory;
 use serde::{Deserialize, Serialize};
+use std::cell::Cell;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use system::SimSystem;
@@ -74,6 +76,7 @@ pub struct Simulation {
     world: Arc<Mutex<World>>,
     system: SimSystem,
     devices: usize,
+    refused_memory: Cell<u64>,
 }
 
 impl Simulation {
@@ -81,10 +84,12 @@ impl Simulation {
     #[must_use]
     pub fn new(geometry: &Geometry, seed: u64) -> Self {
         coverage::start();
+        refusal::set(None);
+        let _ = refusal::take_refused();
         let system = SimSystem::new(seed ^ 0x5eed, geometry.manifest_pages, geometry.batch_bytes);
         let mut world = World::new(geometry.devices, geometry.device_bytes, seed);
         world.whole = geometry.whole;
-        Self { world: Arc::new(Mutex::new(world)), system, devices: geometry.devices }
+        Self { world: Arc::new(Mutex::new(world)), system, devices: geometry.devices, refused_memory: Cell::new(0) }
     }
 
     /// Returns a machine whose disks durably hold these files, each with its device, and no others.
@@ -97,8 +102,8 @@ impl Simulation {
         simulation
     }
 
-    fn directory(&self, disk: usize) -> Arc<dyn Directory> {
-        SimDirectory::open(&self.world, disk)
+    fn directory(&self, disk: usize, access: Access) -> Result<Arc<dyn Directory>> {
+        SimDirectory::open(&self.world, disk, access)
     }
 
     /// Opens the store on all disks, with the engine's own code. `options` name no devices.
@@ -115,7 +120,8 @@ impl Simulation {
     /// # Errors
     /// As [`StoreOptions::open`].
     pub fn open_on(&self, options: StoreOptions, disks: &[usize]) -> Result<Store> {
-        let directories = disks.iter().map(|disk| self.directory(*disk)).collect();
+        let access = if options.read_only { Access::ReadOnly } else { Access::ReadWrite };
+        let directories = disks.iter().map(|disk| self.directory(*disk, access)).collect::<Result<_>>()?;
         Store::open_in(options, environment::environment(&self.system), directories)
     }
 
@@ -124,7 +130,7 @@ impl Simulation {
     /// # Errors
     /// As [`Store::add_device`].
     pub fn add_device(&self, store: &Store, disk: usize) -> Result<u16> {
-        store.add_directory(self.directory(disk))
+        store.add_directory(self.directory(disk, Access::ReadWrite)?)
     }
 
     /// Lets the power fail during the `operations`-th device operation from now on.
@@ -145,6 +151,7 @@ impl Simulation {
 
     /// Restarts the machine with what landed on the disks. Stores that were open stay dead.
     pub fn restart(&self) {
+        refusal::set(None);
         lock(&self.world).restart();
     }
 
@@ -155,6 +162,7 @@ impl Simulation {
 
     /// Sets the faults to come.
     pub fn set_faults(&self, faults: Faults) {
+        refusal::set(faults.memory);
         lock(&self.world).faults = faults;
     }
 
@@ -220,7 +228,25 @@ impl Simulation {
 
     /// Lets time pass. Otherwise a millisecond passes each time the store reads the clock.
     pub fn advance(&self, milliseconds: u64) {
+        self.system.advance(i64::try_from(milliseconds).unwrap_or(i64::MAX));
+    }
+
+    /// Sets the clock forward, or back if `milliseconds` is negative.
+    pub fn set_clock(&self, milliseconds: i64) {
         self.system.advance(milliseconds);
+    }
+
+    /// Returns the latest time that the clock has shown, in milliseconds since 1970.
+    #[must_use]
+    pub fn latest(&self) -> u64 {
+        self.system.latest()
+    }
+
+    /// Returns how many reservations of memory were refused so far.
+    #[must_use]
+    pub fn memory_refused(&self) -> u64 {
+        self.refused_memory.set(self.refused_memory.get() + refusal::take_refused());
+        self.refused_memory.get()
     }
 
     /// Returns the time in milliseconds since 1970.
@@ -271,8 +297,15 @@ impl Simulation {
 
 impl Drop for Simulation {
     fn drop(&mut self) {
+        refusal::set(None);
         coverage::stop();
     }
+}
+
+/// Returns the bytes of stored clusters of closed sequences, which a full store gives up before it evicts one.
+#[must_use]
+pub fn releasable_cluster_bytes(store: &Store) -> u64 {
+    releasable_bytes(store.inner())
 }
 
 /// Returns the K plane and the V plane of a selection's tail, `[kv_heads, group_tokens, head_dim]` each, in the

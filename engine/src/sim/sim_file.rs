@@ -7,6 +7,7 @@ use super::pages::PAGE;
 use super::system::SimSystem;
 use super::world::{Fate, FilePlace, OperationKind, World, errno, lost_power};
 use crate::error::Result;
+use crate::io::coverage;
 use crate::io::driver::interface::Op;
 use crate::io::driver::progress::InFlight;
 use crate::io::file::device_file::ReplacedFile;
@@ -14,6 +15,9 @@ use crate::metrics::lock;
 use crate::sync::Guard;
 use rustix::io::Errno;
 use std::sync::{Arc, Mutex};
+
+/// The milliseconds that pass whenever a hanging device passes over an operation.
+const HANG_MS: i64 = 1000;
 
 /// A file of a simulated disk.
 #[derive(Clone)]
@@ -188,11 +192,23 @@ impl Arrival {
         Self { moment: world.moment, write, file: Some(file.clone()) }
     }
 
-    /// Returns whether the device is slow and other operations complete first this time.
+    /// Returns whether the device is slow or hangs, and other operations complete first this time.
     pub(super) fn is_held_back(&self, system: &SimSystem) -> bool {
         let Some(file) = &self.file else { return false };
-        let slow = lock(&file.world).faults.slow == Some(file.disk);
-        slow && system.choose(8) > 0
+        let mut world = lock(&file.world);
+        if world.hangs(file.disk) {
+            drop(world);
+            system.advance(HANG_MS);
+            return true;
+        }
+        let (slow, passes_ms) = (world.faults.slow == Some(file.disk), world.faults.slow_ms);
+        drop(world);
+        let waits = slow && system.choose(8) > 0;
+        if waits && passes_ms > 0 {
+            coverage!(TimePassed);
+            system.advance(passes_ms as i64);
+        }
+        waits
     }
 
     /// Returns whether the power failed.

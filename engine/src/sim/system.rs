@@ -1,6 +1,7 @@
 //! The simulated system: the clock and the random numbers of a simulation, and its sizes.
 
 use super::random::Rng;
+use crate::io::coverage;
 use crate::io::seams::{Clock, RandomSource, Sizes};
 use crate::metrics::lock;
 use std::sync::{Arc, Mutex};
@@ -16,6 +17,8 @@ pub(super) struct SimSystem {
 struct SystemState {
     rng: Rng,
     clock_ms: u64,
+    /// The latest time before the clock was last changed.
+    latest_ms: u64,
 }
 
 impl SimSystem {
@@ -30,7 +33,7 @@ impl SimSystem {
             gather_tokens: [4, 9, 20, 64][(seed >> 8) as usize % 4],
             gather_memory: 0,
         };
-        let state = SystemState { rng: Rng::new(seed), clock_ms: 1_700_000_000_000 };
+        let state = SystemState { rng: Rng::new(seed), clock_ms: 1_700_000_000_000, latest_ms: 0 };
         Self { state: Arc::new(Mutex::new(state)), sizes }
     }
 
@@ -39,9 +42,18 @@ impl SimSystem {
         lock(&self.state).rng.below(count as u64) as usize
     }
 
-    /// Lets time pass.
-    pub(super) fn advance(&self, milliseconds: u64) {
-        lock(&self.state).clock_ms += milliseconds;
+    /// Lets time pass, or sets the clock back.
+    pub(super) fn advance(&self, milliseconds: i64) {
+        let mut state = lock(&self.state);
+        coverage!(ClockWentBack, milliseconds < 0);
+        state.latest_ms = state.latest_ms.max(state.clock_ms);
+        state.clock_ms = state.clock_ms.saturating_add_signed(milliseconds);
+    }
+
+    /// Returns the latest time that the clock has shown.
+    pub(super) fn latest(&self) -> u64 {
+        let state = lock(&self.state);
+        state.latest_ms.max(state.clock_ms)
     }
 
     /// Returns the time without letting any pass.

@@ -12,7 +12,7 @@
 //! Invariants:
 //! - Equal seeds and equal calls give equal traces, because `rng` makes every choice.
 //! - An operation without power, or with a handle of an earlier epoch, fails and is neither counted nor traced.
-//! - A fault strikes once, apart from a slow or an unreachable device.
+//! - A fault strikes once, apart from a slow, an unreachable, a stale or a read-only device, and refused memory.
 //!
 //! The callers are `directory.rs`, `sim_file.rs` and `mod.rs`. They hold the world's lock during each call.
 
@@ -21,6 +21,7 @@ use super::disk_file::DiskFile;
 use super::pages::{PAGE, Pages, SECTOR_BYTES};
 use super::random::Rng;
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::coverage;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
@@ -59,9 +60,31 @@ pub struct Faults {
     pub phantom: Option<u64>,
     /// The operations of other devices mostly complete before the operations of this device.
     pub slow: Option<usize>,
+    /// The milliseconds that pass whenever an operation of the slow device waits.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub slow_ms: u64,
+    /// A device, how often its queued operations are passed over before one completes again, and whether that one then
+    /// fails with EIO, as after a reset. A second passes each time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub hang: Option<(usize, u64, bool)>,
+    /// A device and a number of its operations. Each later one fails with ESTALE until the machine restarts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stale: Option<(usize, u64)>,
+    /// A device and a number of its operations. Each later one that would change something fails with EROFS until the
+    /// machine restarts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub read_only: Option<(usize, u64)>,
+    /// Reservations of memory that still succeed, and then reservations that are refused.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<(u64, u64)>,
     /// Every operation of this device fails with EIO, until other faults are set.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unreachable: Option<usize>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The kind of an operation, for the trace and the faults.
@@ -129,6 +152,8 @@ pub(super) struct World {
     pub(super) flips_hit: u64,
     /// Unreadable ranges: first byte and end.
     unreadable: Vec<(FilePlace, u64, u64)>,
+    /// A device that was reset: its next operation fails.
+    reset: Option<usize>,
 }
 
 /// Returns the error of an operation that failed with an error number.
@@ -148,6 +173,18 @@ fn strikes(countdown: &mut Option<u64>) -> bool {
             false
         }
         None => false,
+    }
+}
+
+/// Counts down the operations of a device before a fault that stays. Returns whether the fault is there.
+fn has_begun(fault: &mut Option<(usize, u64)>, device: usize) -> bool {
+    match fault {
+        Some((own, left)) if *own == device => {
+            let has_begun = *left == 0;
+            *left = left.saturating_sub(1);
+            has_begun
+        }
+        _ => false,
     }
 }
 
@@ -181,6 +218,7 @@ impl World {
             astray_hit: 0,
             flips_hit: 0,
             unreadable: Vec::new(),
+            reset: None,
         }
     }
 
@@ -243,6 +281,17 @@ impl World {
         let faults = &mut self.faults;
         let fate = match kind {
             _ if faults.unreachable == Some(place.0) => Fate::Failed(Errno::IO),
+            _ if self.reset.take_if(|device| *device == place.0).is_some() => Fate::Failed(Errno::IO),
+            _ if has_begun(&mut faults.stale, place.0) => {
+                coverage!(HandleStale);
+                Fate::Failed(Errno::STALE)
+            }
+            OperationKind::Write | OperationKind::Sync | OperationKind::Create | OperationKind::Change
+                if has_begun(&mut faults.read_only, place.0) =>
+            {
+                coverage!(ReadOnlyMidway);
+                Fate::Failed(Errno::ROFS)
+            }
             OperationKind::Read if strikes(&mut faults.read) => {
                 if faults.read_stays {
                     let page = self.rng.below(range.1.div_ceil(PAGE as u64)) * PAGE as u64 + range.0;
@@ -266,6 +315,22 @@ impl World {
         self.faults_hit += 1;
         self.refused += 1;
         Ok(fate)
+    }
+
+    /// Returns whether a hanging device passes over an operation this time. The last time, it comes back.
+    pub(super) fn hangs(&mut self, device: usize) -> bool {
+        let Some((own, left, resets)) = &mut self.faults.hang else { return false };
+        if *own != device {
+            return false;
+        }
+        if *left > 0 {
+            *left -= 1;
+            return true;
+        }
+        coverage!(DeviceHung);
+        self.reset = resets.then_some(device);
+        self.faults.hang = None;
+        false
     }
 
     /// Returns whether opening a directory for a sync fails this time.
@@ -322,7 +387,7 @@ impl World {
     pub(super) fn fail(&mut self, place: FilePlace, write: u64, e: Errno) {
         if let Some(file) = self.disks[place.0].files.get_mut(place.1) {
             match e {
-                Errno::NOSPC | Errno::INTR => file.forget(write),
+                Errno::NOSPC | Errno::INTR | Errno::STALE | Errno::ROFS => file.forget(write),
                 _ => file.fail(&mut self.pages, write, self.moment, &mut self.rng),
             }
         }
@@ -362,10 +427,12 @@ impl World {
     pub(super) fn restart(&mut self) {
         for disk in &mut self.disks {
             disk.crash(&mut self.pages, &mut self.rng);
+            disk.locks.clear();
         }
         self.down = false;
         self.crash_in = None;
         self.faults = Faults::default();
+        self.reset = None;
         self.epoch += 1;
     }
 

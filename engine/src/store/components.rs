@@ -9,7 +9,6 @@ use crate::log::{
 use crate::maintenance;
 use crate::options::StoreOptions;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 /// Puts the store together and starts its threads.
 ///
@@ -48,9 +47,10 @@ pub(super) fn start(
             // and summaries.
             frame_bytes,
             flight_bytes: (frame_bytes.saturating_mul(FRAMES_IN_FLIGHT)).min(limit / 6),
-            lazy_delay: Duration::from_millis(options.lazy_delay_ms),
+            lazy_delay: options.lazy_delay,
             watermarks: Watermarks { high: options.high_watermark, low: options.low_watermark },
             make_space: maintenance::make_room,
+            release_clusters: maintenance::release_clusters,
         },
         background: Background::new(options.cleaning_rate.map(|rate| rate.bytes()), lazy),
         locks: MaintenanceLocks::default(),

@@ -40,6 +40,8 @@ pub struct Health {
     pub checksum_failures: u64,
     /// Appends that found no space at first.
     pub no_space: u64,
+    /// Directories of stored clusters that did not verify and are not used.
+    pub dropped_clusters: u64,
     /// Sequences that were evicted for space.
     pub evictions: u64,
     /// Sequences that expired.
@@ -103,6 +105,7 @@ impl Store {
             checksum_failures: devices.iter().map(|device| device.checksum_failures).sum(),
             devices,
             no_space: own.no_space.get(),
+            dropped_clusters: own.dropped_clusters.get(),
             evictions: own.evictions.get(),
             expirations: own.expirations.get(),
             events_lost: inner.activity.observers.lost.get(),

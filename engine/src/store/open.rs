@@ -146,7 +146,7 @@ fn declare_missing(
 /// Returns the incompatible features that a catalog uses.
 fn used_features(catalog: &Catalog) -> u64 {
     let copies = catalog.frames.values().any(|frame| frame.copies() > 1)
-        || catalog.sequences.values().any(|sequence| sequence.replicas > 1);
+        || catalog.sequences.values().any(|sequence| sequence.copies > 1);
     let codecs = catalog.layouts.values().any(|layout| layout.raw().is_encoded());
     // A free segment keeps its kind in the manifest until it is opened again.
     let pools = catalog.segments.values().any(|segment| segment.kind == KIND_POOL);

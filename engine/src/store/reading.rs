@@ -4,12 +4,13 @@ use super::Store;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::region::ReadRegion;
 use crate::plan::{ReadPriority, Selection, SelectionInner};
-use crate::read::{ReadBatch, ReadTicket};
+use crate::read::{AttendOptions, ReadBatch, ReadTicket};
 use std::sync::Arc;
 
-/// A read of selections, made by [`Store::read`]. It starts with [`Self::submit`] or [`Self::wait`].
+/// A read of selections, made by [`Store::read`]. It starts with [`Self::submit`],
+/// [`Self::wait`] or [`Self::attend`].
 #[derive(Clone, Copy)]
-#[must_use = "a read starts with submit or wait"]
+#[must_use = "a read starts with submit, wait or attend"]
 pub struct ReadRequest<'a> {
     store: &'a Store,
     selections: &'a [&'a Selection],
@@ -41,11 +42,11 @@ impl<'a> ReadRequest<'a> {
     /// selection of another store, or of an earlier opening of this one.
     pub fn submit(self) -> Result<ReadTicket> {
         let priority = if self.prefetch { ReadPriority::Ahead } else { ReadPriority::Demand(None) };
-        let views = self.store.own_views(self.selections)?;
+        let selections = self.store.own_selections(self.selections)?;
         let devices = Arc::clone(&self.store.inner.devices);
         match self.region {
-            None => ReadTicket::new(devices, views, priority),
-            Some(region) => ReadTicket::into_region(devices, views, priority, region),
+            None => ReadTicket::new(devices, selections, priority),
+            Some(region) => ReadTicket::into_region(devices, selections, priority, region),
         }
     }
 
@@ -61,7 +62,37 @@ impl<'a> ReadRequest<'a> {
         if self.prefetch || self.region.is_some() {
             return self.submit()?.wait();
         }
-        ReadTicket::read_blocking(Arc::clone(&self.store.inner.devices), self.store.own_views(self.selections)?)
+        ReadTicket::read_blocking(Arc::clone(&self.store.inner.devices), self.store.own_selections(self.selections)?)
+    }
+
+    /// Reads, verifies and attends in one call: each stretch of blocks as it arrives, while it is in the processor's
+    /// cache. `queries` has one query `[q_heads, key_dim]` per selection. Writes `outs`, each `[q_heads, value_dim]`.
+    ///
+    /// Returns the bytes that it read from devices. The bits of the outputs equal those of [`attend`](crate::attend)
+    /// over the whole batch. Use [`Self::wait`] if blocks are needed after the call. Large reads may use
+    /// [a second thread](crate::StoreOptions::attend_helper).
+    ///
+    /// A selection that cannot be read does not keep the others of a demand read from being attended.
+    ///
+    /// # Errors
+    /// The errors of [`Self::submit`] and [`ReadTicket::attend`], of the first selection that has one.
+    /// [`ErrorKind::InvalidArgument`]: the numbers of queries, outputs and selections differ.
+    pub fn attend(self, queries: &[&[f32]], options: &AttendOptions, outs: &mut [&mut [f32]]) -> Result<u64> {
+        let count = self.selections.len();
+        if queries.len() != count || outs.len() != count {
+            let (queries, outs) = (queries.len(), outs.len());
+            let text = format!("attend: {queries} queries and {outs} outputs for {count} selections");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        let selections = self.store.own_selections(self.selections)?;
+        if self.prefetch || self.region.is_some() {
+            let mut ticket = self.submit()?;
+            for (index, (query, out)) in queries.iter().zip(outs).enumerate() {
+                ticket.attend(index, query, self.selections[index], options, out)?;
+            }
+            return Ok(ticket.device_bytes());
+        }
+        ReadTicket::attend_blocking(&self.store.inner.devices, selections, queries, options, outs)
     }
 }
 
@@ -103,18 +134,23 @@ impl Store {
         ReadRequest { store: self, selections, region: None, prefetch: false }
     }
 
+    /// Plans a demand read without submitting it.
+    pub(crate) fn read_later(&self, selections: &[&Selection]) -> Result<ReadTicket> {
+        ReadTicket::demand(Arc::clone(&self.inner.devices), self.own_selections(selections)?)
+    }
+
     /// Reads selections with a priority.
-    pub(crate) fn read_as(&self, views: &[&Selection], urgency: ReadPriority<'_>) -> Result<ReadTicket> {
-        ReadTicket::new(Arc::clone(&self.inner.devices), self.own_views(views)?, urgency)
+    pub(crate) fn read_as(&self, selections: &[&Selection], priority: ReadPriority<'_>) -> Result<ReadTicket> {
+        ReadTicket::new(Arc::clone(&self.inner.devices), self.own_selections(selections)?, priority)
     }
 
     /// Checks that selections are of this opening of the store.
-    fn own_views(&self, views: &[&Selection]) -> Result<Vec<Arc<SelectionInner>>> {
+    fn own_selections(&self, selections: &[&Selection]) -> Result<Vec<Arc<SelectionInner>>> {
         let own = self.inner.devices.identity.instance;
-        if let Some(at) = views.iter().position(|view| view.inner.instance != own) {
+        if let Some(at) = selections.iter().position(|selection| selection.inner.instance != own) {
             let text = format!("read: selection {at} is of another store, or of an earlier opening of this one");
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
-        Ok(views.iter().map(|view| Arc::clone(&view.inner)).collect())
+        Ok(selections.iter().map(|selection| Arc::clone(&selection.inner)).collect())
     }
 }

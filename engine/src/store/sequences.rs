@@ -107,9 +107,12 @@ impl Store {
         self.inner.flush_others()?;
         let meta = {
             let mut catalog = lock(&self.inner.catalog);
-            let found = catalog.sequences.get_mut(&id).filter(|meta| meta.adapter.is_none());
+            let now = self.inner.devices.environment.unix_ms();
+            let is_sequence = catalog.sequences.get(&id).is_some_and(|meta| meta.adapter.is_none());
+            let used = if is_sequence { catalog.use_at(now) } else { now };
+            let found = catalog.sequences.get_mut(&id).filter(|_| is_sequence);
             found.map(|meta| {
-                meta.used_unix_ms = self.inner.devices.environment.unix_ms();
+                meta.used_unix_ms = used;
                 meta.clone()
             })
         };

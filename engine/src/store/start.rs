@@ -66,7 +66,7 @@ pub(super) fn start_devices(
         known.into_iter().map(|known| start_device(&environment, &threads, known)).collect::<Result<Vec<_>>>()?;
     // Not zeroed, because writers write only the bytes that they copied into it.
     let control = arena.lease(CONTROL_BYTES).map_err(|e| exhausted(e, CONTROL_BYTES))?;
-    let lanes = ThreadRings::new(arena.clone());
+    let lanes = ThreadRings::new(arena.clone(), options.attend_helper.fixed());
     let maintenance_wake = Arc::<EventCount>::default();
     let list = DeviceList::new(list, slots);
     let incompat = list.iter().map(|device| lock(&device.slot).features.incompat.get()).fold(0, |all, own| all | own);

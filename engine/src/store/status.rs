@@ -26,7 +26,8 @@ pub struct SequenceInfo {
     pub parent: Option<u64>,
     /// The time of its creation, in milliseconds since 1970.
     pub created_unix_ms: u64,
-    /// The time of its last commit, in milliseconds since 1970.
+    /// The time of its last commit, in milliseconds since 1970. It is never earlier than a use of any sequence before,
+    /// even if the clock went back.
     pub committed_unix_ms: u64,
     /// Milliseconds from its creation until it is deleted, 0 for never.
     pub ttl_ms: u64,

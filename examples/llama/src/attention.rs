@@ -10,9 +10,11 @@
 //! 4. Values are added up by weight.
 //! 5. After the last tile, accumulators are divided by the sums and unpacked.
 
+use anyhow::Result;
 use pulp::{Simd, WithSimd};
 use rayon::prelude::*;
 
+use crate::prompt_rows::PromptPlane;
 use crate::simd::{PANEL_VECTORS, accumulate_block, dot_block, exp2};
 
 /// Keys per tile. The keys, values and scores of a tile fit into the first two cache levels.
@@ -42,17 +44,27 @@ impl Shape {
 
 /// Attends from each of the tokens `first..first + n` to all tokens up to it.
 ///
-/// `queries` and `out` are `[n, query_heads, head_dim]`. `keys` and `values` are `[tokens, kv_heads, head_dim]`, and
-/// `tokens` is at least `first + n`.
-pub(crate) fn causal(shape: Shape, first: usize, queries: &[f32], keys: &[f32], values: &[f32], out: &mut [f32]) {
+/// `queries` and `out` are `[n, query_heads, head_dim]`. `keys` and `values` hold at least `first + n` tokens.
+///
+/// # Errors
+/// Fails if keys or values cannot be read.
+pub(crate) fn causal(
+    shape: Shape,
+    first: usize,
+    queries: &[f32],
+    (keys, values): (&PromptPlane, &PromptPlane),
+    out: &mut [f32],
+) -> Result<()> {
     let row = shape.query_heads * shape.head_dim;
     let tile = (ROW_TILE / shape.group()).max(1);
     let arch = pulp::Arch::new();
-    out.par_chunks_mut(tile * row).zip(queries.par_chunks(tile * row)).enumerate().for_each(|(i, (out, queries))| {
-        for head in 0..shape.kv_heads {
-            arch.dispatch(Tile { shape, head, first: first + i * tile, queries, keys, values, out: &mut *out });
-        }
-    });
+    out.par_chunks_mut(tile * row).zip(queries.par_chunks(tile * row)).enumerate().try_for_each(
+        |(i, (out, queries))| {
+            (0..shape.kv_heads).try_for_each(|head| {
+                arch.dispatch(Tile { shape, head, first: first + i * tile, queries, keys, values, out: &mut *out })
+            })
+        },
+    )
 }
 
 /// One tile of query tokens and one KV head.
@@ -62,16 +74,16 @@ struct Tile<'a> {
     /// The position of the tile's first token.
     first: usize,
     queries: &'a [f32],
-    keys: &'a [f32],
-    values: &'a [f32],
+    keys: &'a PromptPlane,
+    values: &'a PromptPlane,
     out: &'a mut [f32],
 }
 
 impl WithSimd for Tile<'_> {
-    type Output = ();
+    type Output = Result<()>;
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
+    fn with_simd<S: Simd>(self, simd: S) -> Result<()> {
         if S::REGISTER_COUNT >= 32 { self.run::<S, 8>(simd) } else { self.run::<S, 4>(simd) }
     }
 }
@@ -79,7 +91,7 @@ impl WithSimd for Tile<'_> {
 impl Tile<'_> {
     /// Computes the tile. `B` is the number of keys, or of value columns, per register block.
     #[inline(always)]
-    fn run<S: Simd, const B: usize>(self, simd: S) {
+    fn run<S: Simd, const B: usize>(self, simd: S) -> Result<()> {
         let Shape { head_dim, scale, window, .. } = self.shape;
         let group = self.shape.group();
         let tokens = self.queries.len() / (self.shape.query_heads * head_dim);
@@ -102,8 +114,8 @@ impl Tile<'_> {
         let mut start = oldest;
         while start < end {
             let count = KEY_TILE.min(end - start);
-            self.gather(self.keys, start, &mut tile_keys[..count * head_dim]);
-            self.gather(self.values, start, &mut tile_values[..count * head_dim]);
+            self.keys.read(self.head, start, &mut tile_keys[..count * head_dim])?;
+            self.values.read(self.head, start, &mut tile_values[..count * head_dim])?;
             for p in 0..panels {
                 let panel_first = p * panel_rows;
                 // Every row of this panel is older than every key of this tile.
@@ -122,6 +134,7 @@ impl Tile<'_> {
             start += count;
         }
         self.unpack::<S>(panels, panel_rows, &acc, &sums);
+        Ok(())
     }
 
     /// Returns the rows as `[panel][head_dim][row]`, multiplied by `factor`. Rows beyond the last token are zero.
@@ -141,16 +154,6 @@ impl Tile<'_> {
             }
         }
         packed
-    }
-
-    /// Copies this KV head's keys or values from token `start` on, without gaps.
-    #[inline(always)]
-    fn gather(&self, source: &[f32], start: usize, tile: &mut [f32]) {
-        let Shape { head_dim, kv_heads, .. } = self.shape;
-        let rows = source[start * kv_heads * head_dim..].chunks_exact(kv_heads * head_dim);
-        for (to, from) in tile.chunks_exact_mut(head_dim).zip(rows) {
-            to.copy_from_slice(&from[self.head * head_dim..][..head_dim]);
-        }
     }
 
     /// Sets the score to minus infinity if the key is newer than the row, or outside of the row's window.
@@ -296,6 +299,7 @@ fn running_softmax<S: Simd>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kv::KvDType;
 
     /// Computes attention by its definition in f64, one row and one head at a time.
     fn naive(shape: Shape, first: usize, queries: &[f32], keys: &[f32], values: &[f32]) -> Vec<f32> {
@@ -350,7 +354,12 @@ mod tests {
             let k = noise(total * kv_heads * head_dim, 2);
             let v = noise(total * kv_heads * head_dim, 3);
             let mut out = vec![f32::NAN; q.len()];
-            causal(shape, first, &q, &k, &v, &mut out);
+            let plane = |rows: &[f32]| {
+                let mut plane = PromptPlane::new(total, (kv_heads, head_dim), KvDType::F32, None).unwrap();
+                plane.write(0, rows).unwrap();
+                plane
+            };
+            causal(shape, first, &q, (&plane(&k), &plane(&v)), &mut out).unwrap();
             for (i, (a, b)) in out.iter().zip(naive(shape, first, &q, &k, &v)).enumerate() {
                 assert!((a - b).abs() < 1e-5, "{shape:?} first {first} element {i}: {a} against {b}");
             }

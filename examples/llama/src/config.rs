@@ -91,6 +91,9 @@ pub struct ModelConfig {
     pub qk_norm: bool,
     /// True if the output head is the embedding table.
     pub tied_head: bool,
+    /// True if the weights of queries and keys give the two elements that RoPE rotates together next to each other.
+    /// Otherwise they are half a head apart.
+    pub paired_heads: bool,
     /// Token ids that end a text.
     pub eos: Vec<u32>,
 }
@@ -134,8 +137,9 @@ impl ModelConfig {
     /// size is impossible.
     pub fn load(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
-        let text = std::fs::read_to_string(&path)
-            .with_context(|| format!("{} is not a model directory: cannot read {}", dir.display(), path.display()))?;
+        let text = std::fs::read_to_string(&path).with_context(|| {
+            format!("{} is neither a GGUF file nor a model directory: cannot read {}", dir.display(), path.display())
+        })?;
         let mut config = Self::parse(&text).with_context(|| format!("in {}", path.display()))?;
         if let Ok(text) = std::fs::read_to_string(dir.join("generation_config.json")) {
             let value: Value = serde_json::from_str(&text)
@@ -187,6 +191,7 @@ impl ModelConfig {
             mlp_bias: architecture == Architecture::Llama && raw.mlp_bias.unwrap_or(false),
             qk_norm: architecture == Architecture::Qwen3,
             tied_head: raw.tie_word_embeddings.unwrap_or(false),
+            paired_heads: false,
             eos: ids(raw.eos_token_id.as_ref())?,
         })
     }

@@ -26,6 +26,8 @@ pub struct Request {
     pub max_tokens: usize,
     /// The sampler. `None` takes the session's sampler, or a greedy one for a new session.
     pub sampler: Option<SamplerState>,
+    /// True if a prompt that equals the last turn's prompt begins the next turn. Otherwise it continues the last turn.
+    pub new_turn: bool,
 }
 
 /// The reason why generation ended.
@@ -120,7 +122,7 @@ impl Turn {
 /// `progress` receives prompt tokens times layers as they are computed.
 ///
 /// If the cache holds a session, the request decides: the prompt of the last turn, or no prompt, continues that turn.
-/// Another prompt starts the next turn.
+/// Another prompt starts the next turn, and so does any prompt with [`Request::new_turn`].
 ///
 /// # Errors
 /// Fails if an empty cache gets no prompt, if the prompt is too long for the model, or if a continued turn gets other
@@ -189,7 +191,7 @@ impl Generation<'_> {
         let turn = Turn::from_bytes(&committed.state)?;
         let answer = turn.answer_start(named)?;
         let last = &committed.ids[turn.start as usize..answer];
-        if let Some(prompt) = self.request.prompt.as_deref().filter(|prompt| *prompt != last) {
+        if let Some(prompt) = self.request.prompt.as_deref().filter(|prompt| self.request.new_turn || *prompt != last) {
             let sampler = self.request.sampler.clone().unwrap_or(turn.sampler);
             return self.begin(prompt, Some(turn.next), sampler);
         }
@@ -253,7 +255,7 @@ mod tests {
 
     fn request(prompt: &[u32], max_tokens: usize) -> Request {
         let sampler = Some(SamplerState::new(0.9, 0.95, 11).unwrap());
-        Request { prompt: Some(prompt.to_vec()), max_tokens, sampler }
+        Request { prompt: Some(prompt.to_vec()), max_tokens, sampler, new_turn: false }
     }
 
     fn go(model: &Model, cache: &mut MemoryKv, request: &Request) -> Result<Outcome> {
@@ -298,7 +300,8 @@ mod tests {
         let held = kv.len();
         assert_eq!(go(&model, &mut kv, &request(&prompt, 6)).unwrap().ids, short.ids);
         assert_eq!(kv.len(), held, "nothing new was computed");
-        let grown = go(&model, &mut kv, &Request { prompt: None, max_tokens: 12, sampler: None }).unwrap();
+        let grown =
+            go(&model, &mut kv, &Request { prompt: None, max_tokens: 12, sampler: None, new_turn: false }).unwrap();
         assert_eq!(grown.ids, whole.ids);
         let other = Request { sampler: Some(SamplerState::greedy()), ..request(&prompt, 12) };
         assert!(go(&model, &mut kv, &other).unwrap_err().to_string().contains("sampler settings"));
@@ -307,7 +310,12 @@ mod tests {
     #[test]
     fn another_prompt_continues_as_if_all_tokens_were_one_prompt() {
         let model = model("tiny-arch/mistral-window");
-        let greedy = |prompt: &[u32], max_tokens| Request { prompt: Some(prompt.to_vec()), max_tokens, sampler: None };
+        let greedy = |prompt: &[u32], max_tokens| Request {
+            prompt: Some(prompt.to_vec()),
+            max_tokens,
+            sampler: None,
+            new_turn: false,
+        };
         let mut kv = cache(&model);
         let first = go(&model, &mut kv, &greedy(&[5, 6, 7, 8, 9, 10, 11, 12, 13, 14], 5)).unwrap();
         let second = go(&model, &mut kv, &greedy(&[20, 21, 22], 6)).unwrap();
@@ -318,13 +326,16 @@ mod tests {
         let one = go(&model, &mut cache(&model), &greedy(&joined, 6)).unwrap();
         assert_eq!(second.ids, one.ids);
         assert_eq!(kv.committed().unwrap().unwrap().ids.len(), kv.len());
+        let again = Request { new_turn: true, ..greedy(&[20, 21, 22], 6) };
+        let third = go(&model, &mut kv, &again).unwrap();
+        assert_eq!((third.prompt_tokens, third.resumed), (3, 0), "the same words are a turn of their own");
     }
 
     #[test]
     fn exceeded_limits_and_foreign_states_are_errors() {
         let model = model("tiny-arch/llama3");
         let mut kv = cache(&model);
-        let none = Request { prompt: None, max_tokens: 3, sampler: None };
+        let none = Request { prompt: None, max_tokens: 3, sampler: None, new_turn: false };
         assert!(go(&model, &mut kv, &none).unwrap_err().to_string().contains("needs a prompt"));
         let long = go(&model, &mut kv, &request(&[3; 257], 3)).unwrap_err().to_string();
         assert!(long.contains("257 tokens are more than the model's 256"), "{long}");

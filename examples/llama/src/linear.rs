@@ -1,6 +1,8 @@
 //! Projections and RMS norm.
 //!
-//! A projection is candle's matrix product. Weights that are mapped as bf16 or f16 are multiplied in tiles of outputs:
+//! A projection is candle's matrix product. Quantised weights are multiplied with few rows as they are
+//! ([`WeightMatrix::multiply`]). Other mapped weights, and quantised ones with many rows, are multiplied in tiles of
+//! outputs:
 //!
 //! 1. The rows of a tile are converted to f32, 4 MiB at a time.
 //! 2. The tile's product is computed in f32 and copied to its columns of the result.
@@ -25,6 +27,8 @@ use crate::weights::{WeightMatrix, Weights};
 const SMALL_PRODUCT: usize = 16 * 16;
 /// Elements of a tile: 4 MiB as f32.
 const TILE_ELEMENTS: usize = 1 << 20;
+/// Rows from which on quantised weights are converted: the product in f32 then costs less than products in blocks.
+const CONVERTED_ROWS: usize = 16;
 
 /// `y = x W^T + b`.
 pub(crate) struct Linear {
@@ -67,27 +71,36 @@ impl Linear {
         let inputs = self.weight.columns();
         ensure!(x.len().is_multiple_of(inputs), "{} elements are not rows of {inputs}", x.len());
         let rows = x.len() / inputs;
-        let x = Tensor::from_slice(x, (rows, inputs), &Device::Cpu)?;
-        let tiles = self.tiles(part.clone());
-        let mut y = if let [tile] = &tiles[..] {
-            self.product(&x, tile)?
-        } else if rows == 1 {
-            // One row is a product of vectors, which candle computes on one thread.
-            tiles.par_iter().map(|tile| self.product(&x, tile)).collect::<Result<Vec<_>>>()?.concat()
+        let mut y = if self.weight.is_quantised() && rows < CONVERTED_ROWS {
+            self.weight.multiply(x, part.clone())?
         } else {
-            let mut y = vec![0.0f32; rows * part.len()];
-            for tile in tiles {
-                let product = self.product(&x, &tile)?;
-                let columns = tile.start - part.start..tile.end - part.start;
-                for (y, product) in y.chunks_exact_mut(part.len()).zip(product.chunks_exact(tile.len())) {
-                    y[columns.clone()].copy_from_slice(product);
-                }
-            }
-            y
+            self.tiled(x, rows, &part)?
         };
         if let Some(bias) = &self.bias {
             for row in y.chunks_exact_mut(part.len()) {
                 row.iter_mut().zip(&bias[part.clone()]).for_each(|(y, b)| *y += b);
+            }
+        }
+        Ok(y)
+    }
+
+    /// Multiplies in f32, in tiles of outputs.
+    fn tiled(&self, x: &[f32], rows: usize, part: &Range<usize>) -> Result<Vec<f32>> {
+        let x = Tensor::from_slice(x, (rows, self.weight.columns()), &Device::Cpu)?;
+        let tiles = self.tiles(part.clone());
+        if let [tile] = &tiles[..] {
+            return self.product(&x, tile);
+        }
+        if rows == 1 {
+            // One row is a product of vectors, which candle computes on one thread.
+            return Ok(tiles.par_iter().map(|tile| self.product(&x, tile)).collect::<Result<Vec<_>>>()?.concat());
+        }
+        let mut y = vec![0.0f32; rows * part.len()];
+        for tile in tiles {
+            let product = self.product(&x, &tile)?;
+            let columns = tile.start - part.start..tile.end - part.start;
+            for (y, product) in y.chunks_exact_mut(part.len()).zip(product.chunks_exact(tile.len())) {
+                y[columns.clone()].copy_from_slice(product);
             }
         }
         Ok(y)

@@ -8,13 +8,20 @@ use clap::Parser;
 use stratakv_llama::cli::{Cli, Command};
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let cli = Cli::parse();
+    if let Some(threads) = cli.threads {
+        // It fails only if a pool exists already, and none does before the first command.
+        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads as usize).build_global();
+    }
+    let result = match cli.command {
         Command::Recall(args) => commands::recall(&args),
         Command::Calibrate(args) => commands::calibrate(&args),
         Command::Compare(args) => commands::compare(&args),
         Command::Profile(args) => commands::profile(&args),
         Command::Cluster(args) => commands::cluster(&args),
         Command::Generate(args) => commands::generate(&args),
+        Command::Chat(args) => commands::chat(&args),
+        Command::Convert(args) => commands::convert(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

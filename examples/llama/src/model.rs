@@ -5,7 +5,8 @@
 //! 1. The layer's queries, keys and values are computed and rotated. Keys and values are rounded to the caches'
 //!    dtype, so that prefill and decode attend to the same numbers.
 //! 2. Dense attention (`attention.rs`) and the MLP update the residual stream.
-//! 3. When the layer is done, its keys and values go to every cache and are dropped here.
+//! 3. Keys and values go to every cache. The layer's own copy of them, and the residual stream, are kept in files if
+//!    the prompt is long (`prompt_rows.rs`).
 //!
 //! A decode step works layer by layer, for one token:
 //!
@@ -14,6 +15,7 @@
 //!    queries from this layer's input, because the input changes little from layer to layer (KVSwap).
 //! 3. The cache attends ([`KvCache::attend`]), and the MLP updates the residual stream.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -24,9 +26,10 @@ use crate::attention::{self, Shape};
 use crate::config::ModelConfig;
 use crate::kv::{KvCache, KvDType, KvGeometry, Predict};
 use crate::linear::{Linear, RmsNorm};
+use crate::prompt_rows::{PromptPlane, PromptRows};
 use crate::rope::{RotaryFrequencies, Rotation};
 use crate::simd::SiluMul;
-use crate::weights::{WeightMatrix, Weights};
+use crate::weights::{WeightMatrix, Weights, open_gguf};
 
 /// The f32 elements that the activations of one chunk of prefill may have: 64 MiB.
 const CHUNK_ELEMENTS: usize = 16 << 20;
@@ -66,6 +69,25 @@ struct DecoderLayer {
     down: Linear,
 }
 
+/// The rows of a prompt during prefill.
+struct PrefillState {
+    /// The residual stream, `[tokens, hidden_size]`.
+    hidden: PromptRows,
+    /// The keys and values of the layer that is computed.
+    keys: PromptPlane,
+    values: PromptPlane,
+}
+
+/// A layer during prefill.
+struct PrefillLayer<'a> {
+    index: usize,
+    /// The first tokens, whose output nothing uses.
+    unused: usize,
+    /// True if the caches receive queries.
+    observed: bool,
+    geometry: &'a KvGeometry,
+}
+
 /// The rotated queries, the rotated keys and the values of some tokens.
 struct Qkv {
     queries: Vec<f32>,
@@ -74,16 +96,16 @@ struct Qkv {
 }
 
 impl Model {
-    /// Loads `config.json` and maps the weights of a Hugging Face model directory. The weight files must not be changed
-    /// while the model is in use.
+    /// Loads the configuration and maps the weights of a GGUF file, or of a Hugging Face model directory. The files
+    /// must not be changed while the model is in use.
     ///
     /// # Errors
-    /// Fails as [`ModelConfig::load`] and [`Weights::load`] do, and if a tensor is missing or has another shape than
-    /// `config.json` implies.
-    pub fn load(dir: &Path) -> Result<Self> {
-        let config = ModelConfig::load(dir)?;
-        let mut weights = Weights::load(dir)?;
-        Self::build(config, &mut weights).with_context(|| format!("cannot load the model in {}", dir.display()))
+    /// Fails as [`open_gguf`], [`ModelConfig::load`] and [`Weights::load`] do, and if a tensor is missing or has
+    /// another shape than the configuration implies.
+    pub fn load(path: &Path) -> Result<Self> {
+        let (config, mut weights) =
+            if path.is_file() { open_gguf(path)? } else { (ModelConfig::load(path)?, Weights::load(path)?) };
+        Self::build(config, &mut weights).with_context(|| format!("cannot load the model in {}", path.display()))
     }
 
     fn build(config: ModelConfig, weights: &mut Weights) -> Result<Self> {
@@ -106,14 +128,24 @@ impl Model {
         &self.config
     }
 
+    /// Adds a token id that ends a text.
+    pub fn end_at(&mut self, id: u32) {
+        if !self.config.eos.contains(&id) {
+            self.config.eos.push(id);
+        }
+    }
+
     /// Returns the geometry of a KV cache for this model.
     #[must_use]
     pub fn kv_geometry(&self, dtype: KvDType) -> KvGeometry {
         self.config.kv_geometry(dtype)
     }
 
-    /// Runs a prompt through the model with dense attention. Every layer's keys and values go to all `caches` as soon
-    /// as the layer is done. Returns the logits that `wanted` asks for.
+    /// Runs a prompt through the model with dense attention. Keys and values go to all `caches`, layer by layer, in
+    /// chunks of tokens. Returns the logits that `wanted` asks for.
+    ///
+    /// If a cache has a [directory](KvCache::spill_dir), the memory that this needs does not grow with the prompt, but
+    /// for [`LogitPositions::All`].
     ///
     /// `progress` receives the number of tokens that passed one more layer.
     ///
@@ -137,47 +169,80 @@ impl Model {
                 "prefill: a cache differs in geometry from the model, or in dtype from the first cache"
             );
         }
-        let mut hidden = self.embed(ids)?;
-        let chunk = self.chunk_tokens();
-        let width = self.config.kv_heads * self.config.head_dim;
-        let row = self.config.hidden_size;
-        for (i, layer) in self.layers.iter().enumerate() {
-            let mut keys = Vec::with_capacity(ids.len() * width);
-            let mut values = Vec::with_capacity(ids.len() * width);
+        let observed = wanted == LogitPositions::Queries || caches.iter().any(|cache| cache.wants_queries());
+        let dir = caches.iter().find_map(|cache| cache.spill_dir()).map(Path::to_path_buf);
+        let mut prompt = self.prompt(ids, dtype, dir.as_deref())?;
+        let last = self.layers.len() - 1;
+        for index in 0..self.layers.len() {
             // The output of the last layer is used for the wanted logits only.
-            let needed = match wanted {
-                LogitPositions::Nothing if i + 1 == self.layers.len() => ids.len(),
-                LogitPositions::Last if i + 1 == self.layers.len() => ids.len() - 1,
+            let unused = match wanted {
+                LogitPositions::Nothing | LogitPositions::Queries if index == last => ids.len(),
+                LogitPositions::Last if index == last => ids.len() - 1,
                 _ => 0,
             };
-            for start in (0..ids.len()).step_by(chunk) {
-                let end = ids.len().min(start + chunk);
-                let tail = needed.clamp(start, end);
-                let rotation = self.rope.rotation(start, end - start);
-                let x = layer.attention_norm.rows(&hidden[start * row..end * row]);
-                let qkv = self.project(layer, &x, &rotation, tail - start, dtype)?;
-                keys.extend_from_slice(&qkv.keys);
-                values.extend_from_slice(&qkv.values);
-                if wanted == LogitPositions::Queries {
-                    caches.iter_mut().for_each(|cache| cache.observe(i, &qkv.queries));
-                }
-                if tail < end {
-                    let shape = self.shape(i, &geometry);
-                    let mut attended = vec![0.0; qkv.queries.len()];
-                    attention::causal(shape, tail, &qkv.queries, &keys, &values, &mut attended);
-                    layer.finish(&mut hidden[tail * row..end * row], &attended)?;
-                }
-                progress(end - start);
-            }
-            for cache in caches.iter_mut() {
-                cache.append(i, &keys, &values, ids.len())?;
+            let layer = PrefillLayer { index, unused, observed, geometry: &geometry };
+            for start in (0..ids.len()).step_by(self.chunk_tokens()) {
+                let tokens = start..ids.len().min(start + self.chunk_tokens());
+                let done = tokens.len();
+                self.prefill_chunk(&layer, tokens, &mut prompt, caches)?;
+                progress(done);
             }
         }
-        match wanted {
-            LogitPositions::Nothing | LogitPositions::Queries => Ok(Vec::new()),
-            LogitPositions::Last => self.logits(&hidden[(ids.len() - 1) * row..]),
-            LogitPositions::All => self.logits(&hidden),
+        let first = match wanted {
+            LogitPositions::Nothing | LogitPositions::Queries => return Ok(Vec::new()),
+            LogitPositions::Last => ids.len() - 1,
+            LogitPositions::All => 0,
+        };
+        let mut hidden = vec![0.0; (ids.len() - first) * self.config.hidden_size];
+        prompt.hidden.read(first * self.config.hidden_size, &mut hidden)?;
+        self.logits(&hidden)
+    }
+
+    /// Returns the rows of a prompt before the first layer.
+    fn prompt(&self, ids: &[u32], dtype: KvDType, dir: Option<&Path>) -> Result<PrefillState> {
+        let (c, chunk) = (&self.config, self.chunk_tokens());
+        let mut hidden = PromptRows::new(ids.len() * c.hidden_size, KvDType::F32, dir)?;
+        for (nth, ids) in ids.chunks(chunk).enumerate() {
+            hidden.write(nth * chunk * c.hidden_size, &self.embed(ids)?)?;
         }
+        let plane = || PromptPlane::new(ids.len(), (c.kv_heads, c.head_dim), dtype, dir);
+        Ok(PrefillState { hidden, keys: plane()?, values: plane()? })
+    }
+
+    /// Computes one layer of some tokens of a prompt. The layer has computed the tokens before them.
+    fn prefill_chunk(
+        &self,
+        of: &PrefillLayer<'_>,
+        tokens: Range<usize>,
+        prompt: &mut PrefillState,
+        caches: &mut [&mut dyn KvCache],
+    ) -> Result<()> {
+        let (layer, row) = (&self.layers[of.index], self.config.hidden_size);
+        let mut hidden = vec![0.0; tokens.len() * row];
+        prompt.hidden.read(tokens.start * row, &mut hidden)?;
+        let tail = of.unused.clamp(tokens.start, tokens.end);
+        let first_query = if of.observed { tokens.start } else { tail };
+        let rotation = self.rope.rotation(tokens.start, tokens.len());
+        let x = layer.attention_norm.rows(&hidden);
+        let qkv = self.project(layer, &x, &rotation, first_query - tokens.start, of.geometry.dtype)?;
+        prompt.keys.write(tokens.start, &qkv.keys)?;
+        prompt.values.write(tokens.start, &qkv.values)?;
+        for cache in caches.iter_mut() {
+            if of.observed {
+                cache.observe(of.index, &qkv.queries);
+            }
+            cache.append(of.index, &qkv.keys, &qkv.values, tokens.len())?;
+        }
+        if tail < tokens.end {
+            let shape = self.shape(of.index, of.geometry);
+            let queries = &qkv.queries[(tail - first_query) * shape.query_heads * shape.head_dim..];
+            let mut attended = vec![0.0; queries.len()];
+            attention::causal(shape, tail, queries, (&prompt.keys, &prompt.values), &mut attended)?;
+            let rows = &mut hidden[(tail - tokens.start) * row..];
+            layer.finish(rows, &attended)?;
+            prompt.hidden.write(tail * row, rows)?;
+        }
+        Ok(())
     }
 
     /// Feeds one token, attends through the cache and returns the logits of the next token, `[vocab]`.
@@ -264,6 +329,7 @@ impl Model {
             values.extend_from_slice(&row[kv..]);
         }
         keys.par_chunks_exact_mut(kv).with_min_len(16).enumerate().for_each(|(t, heads)| {
+            self.unpair(heads);
             if let Some((_, norm)) = norms {
                 heads.chunks_exact_mut(c.head_dim).for_each(|head| norm.row(head));
             }
@@ -272,6 +338,19 @@ impl Model {
         });
         dtype.round(&mut values);
         Ok(Qkv { queries, keys, values })
+    }
+
+    /// Moves the elements that RoPE rotates together from neighbouring places to half a head apart.
+    fn unpair(&self, heads: &mut [f32]) {
+        if !self.config.paired_heads {
+            return;
+        }
+        let mut halves = Vec::with_capacity(self.config.head_dim);
+        for head in heads.chunks_exact_mut(self.config.head_dim) {
+            halves.clear();
+            halves.extend(head.iter().step_by(2).chain(head.iter().skip(1).step_by(2)));
+            head.copy_from_slice(&halves);
+        }
     }
 
     /// Projects normalised rows to queries. The first row is token `first` of the rotation.
@@ -283,6 +362,7 @@ impl Model {
         }
         let mut queries = layer.qkv.forward_part(x, 0..q)?;
         queries.par_chunks_exact_mut(q).with_min_len(16).enumerate().for_each(|(t, heads)| {
+            self.unpair(heads);
             if let Some((norm, _)) = &layer.head_norms {
                 heads.chunks_exact_mut(c.head_dim).for_each(|head| norm.row(head));
             }

@@ -12,6 +12,37 @@ pub fn resident_bytes() -> Option<u64> {
     status_field("VmRSS:")
 }
 
+/// Returns the resident memory without mapped files, in bytes (`RssAnon`), or `None` if `/proc` does not have it.
+#[must_use]
+pub fn anonymous_bytes() -> Option<u64> {
+    status_field("RssAnon:")
+}
+
+/// The memory of this process at one moment. A figure is `None` if `/proc` does not have it.
+#[derive(Clone, Copy, Debug)]
+pub struct ProcessMemory {
+    /// The resident set in bytes.
+    pub resident: Option<u64>,
+    /// The resident memory without mapped files, in bytes.
+    pub anonymous: Option<u64>,
+}
+
+impl ProcessMemory {
+    /// Returns the memory at this moment.
+    #[must_use]
+    pub fn now() -> Self {
+        Self { resident: resident_bytes(), anonymous: anonymous_bytes() }
+    }
+
+    /// Returns a line for reports.
+    #[must_use]
+    pub fn line(&self) -> Option<String> {
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        let (resident, anonymous) = (mib(self.resident?), mib(self.anonymous?));
+        Some(format!("{resident:.0} MiB resident, of which {anonymous:.0} MiB are not mapped files"))
+    }
+}
+
 /// Returns the bytes that the kernel read from block devices for this process (`read_bytes` of `/proc/self/io`). They
 /// include page faults of mapped files.
 #[must_use]

@@ -39,6 +39,11 @@ impl RotaryFrequencies {
         Self { frequencies }
     }
 
+    /// Returns the frequencies, in radians per position.
+    pub(crate) fn values(&self) -> &[f32] {
+        &self.frequencies
+    }
+
     /// Returns the rotations of the positions `first..first + tokens`. Angles are products in f32, as in the models'
     /// training code.
     pub(crate) fn rotation(&self, first: usize, tokens: usize) -> Rotation {

@@ -1,9 +1,14 @@
-//! Converts between text and token ids, by a Hugging Face `tokenizer.json`. A model without one works with plain ids.
+//! Converts between text and token ids.
+//!
+//! The tokenizer is the `tokenizer.json` of a model directory or beside a GGUF file, or the one in the GGUF file. A
+//! model without one works with plain ids.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use tokenizers::Tokenizer;
+
+use crate::gguf::{GgufHeader, tokenizer};
 
 /// A converter between text and token ids.
 pub enum Vocabulary {
@@ -14,16 +19,29 @@ pub enum Vocabulary {
 }
 
 impl Vocabulary {
-    /// Loads `tokenizer.json` of a model directory. If there is no usable one, text is ids in decimal.
+    /// Loads the tokenizer of a model directory or of a GGUF file. If there is no usable one, text is ids in decimal.
     #[must_use]
-    pub fn load(dir: &Path) -> Self {
-        let path = dir.join("tokenizer.json");
+    pub fn load(model: &Path) -> Self {
+        let path = beside(model, "tokenizer.json");
         if !path.is_file() {
-            return Self::Ids(format!("{} does not exist", path.display()));
+            let none = format!("{} does not exist", path.display());
+            return if model.is_file() { Self::load_gguf(model, &none) } else { Self::Ids(none) };
         }
         match Tokenizer::from_file(&path) {
             Ok(tokenizer) => Self::Tokenizer(Box::new(tokenizer)),
             Err(error) => Self::Ids(format!("{} is not a Hugging Face tokenizer: {error}", path.display())),
+        }
+    }
+
+    /// Loads the tokenizer in a GGUF file. `none` says why there is no other.
+    fn load_gguf(model: &Path, none: &str) -> Self {
+        let load = || -> Result<Tokenizer> {
+            let bytes = crate::weights::map(model)?;
+            tokenizer(&GgufHeader::parse(&bytes)?)
+        };
+        match load() {
+            Ok(tokenizer) => Self::Tokenizer(Box::new(tokenizer)),
+            Err(error) => Self::Ids(format!("{none}, and {}: {error:#}", model.display())),
         }
     }
 
@@ -41,6 +59,15 @@ impl Vocabulary {
         }
     }
 
+    /// Returns the id of a token, or `None` if there is no such token or no tokenizer.
+    #[must_use]
+    pub fn id(&self, token: &str) -> Option<u32> {
+        match self {
+            Self::Tokenizer(tokenizer) => tokenizer.token_to_id(token),
+            Self::Ids(_) => None,
+        }
+    }
+
     /// Returns the text of some ids without special tokens.
     ///
     /// # Errors
@@ -55,17 +82,30 @@ impl Vocabulary {
     }
 }
 
+/// Returns the path of a file in a model directory, or beside a model's GGUF file.
+#[must_use]
+pub fn beside(model: &Path, file: &str) -> PathBuf {
+    if model.is_file() { model.with_file_name(file) } else { model.join(file) }
+}
+
 /// Reads ids from a file: decimal numbers separated by blanks or commas, or a JSON array.
 ///
 /// # Errors
 /// Fails if the file is unreadable, if it holds no id, or if a word in it is not an id.
 pub fn read_ids(path: &Path) -> Result<Vec<u32>> {
     let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    parse_ids(&text).with_context(|| format!("{}", path.display()))
+}
+
+/// Reads ids from a text: decimal numbers separated by blanks or commas, or a JSON array.
+///
+/// # Errors
+/// Fails if the text holds no id, or if a word in it is not an id.
+pub fn parse_ids(text: &str) -> Result<Vec<u32>> {
     let words = text.split(|c: char| c.is_whitespace() || matches!(c, ',' | '[' | ']')).filter(|w| !w.is_empty());
-    let ids: Vec<u32> = words
-        .map(|w| w.parse().with_context(|| format!("{}: {w:?} is not a token id", path.display())))
-        .collect::<Result<_>>()?;
-    ensure!(!ids.is_empty(), "{} holds no token ids", path.display());
+    let ids: Vec<u32> =
+        words.map(|w| w.parse().with_context(|| format!("{w:?} is not a token id"))).collect::<Result<_>>()?;
+    ensure!(!ids.is_empty(), "it holds no token ids");
     Ok(ids)
 }
 

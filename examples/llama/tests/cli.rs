@@ -323,6 +323,39 @@ fn generate_continues_ids_and_repeats_its_draws_per_seed() {
 }
 
 #[test]
+fn a_chat_goes_on_after_a_restart_and_prints_its_figures() {
+    use std::io::Write;
+    use std::process::Stdio;
+    let model = fixtures().join("tiny-arch/llama3");
+    let dir = tempfile::tempdir().unwrap();
+    let chat = |lines: &str, more: &[&str]| -> (String, String) {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_kvrun"))
+            .args(["--threads", "1", "chat", "--max-tokens", "5", "--model", model.to_str().unwrap()])
+            .args(["--device", dir.path().to_str().unwrap()])
+            .args(more)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let stderr = String::from_utf8(output.stderr.clone()).unwrap();
+        assert!(output.status.success(), "{stderr}");
+        (String::from_utf8(output.stdout).unwrap(), stderr)
+    };
+    let (whole, figures) = chat("5 6 7\n8 9\n8 9\n\n10", &["--session", "whole"]);
+    assert_eq!(whole.lines().count(), 3, "an empty line leaves: {whole}");
+    assert!(figures.contains("session whole: 0 tokens") && figures.contains("tokens/s, first after"), "{figures}");
+    assert!(figures.contains("MiB resident"), "{figures}");
+    let (first, _) = chat("5 6 7\n", &[]);
+    let (second, figures) = chat("8 9\n8 9\n", &[]);
+    assert_eq!(first + &second, whole, "{figures}");
+    assert!(figures.contains("session chat: 7 tokens"), "three of the message and four of the answer: {figures}");
+    assert!(failure(&["chat", "--model", model.to_str().unwrap()]).contains("--device"));
+}
+
+#[test]
 fn errors_name_their_cause() {
     assert!(failure(&["recall", "--budget", "0"]).contains("attends to no token"));
     assert!(failure(&["recall", "--model", "/nonexistent/model"]).contains("/nonexistent/model"));

@@ -32,6 +32,7 @@ fn options(policy: &str, devices: &[&Path]) -> KvOptions {
         durability: Durability::Sync,
         profile_queries: 128,
         read_only: false,
+        calibrate: false,
     }
 }
 
@@ -225,7 +226,7 @@ fn two_devices_share_the_sequence() {
     // With little memory frames are small, and they alternate between the devices.
     options.memory_limit = Some(8 << 20);
     let backend = open(&options, geometry(None), [1; 32]).unwrap();
-    let mut cache = backend.session("s").unwrap();
+    let mut cache = backend.session("s", &|_, _| Ok(())).unwrap();
     let mut memory = MemoryKv::new(geometry(None), MemoryPolicy::Full);
     let mut grouped = memory.clone().with_groups(options.group_tokens).unwrap();
     fill(&mut [&mut cache, &mut memory, &mut grouped], 0, 6000);
@@ -328,7 +329,7 @@ fn a_session_continues_at_its_last_commit() {
     let mut grouped = memory.clone().with_groups(options.group_tokens).unwrap();
     for round in 0..4_u32 {
         let backend = open(&options, geometry(Some(50)), [1; 32]).unwrap();
-        let mut cache = backend.session("a b/c").unwrap();
+        let mut cache = backend.session("a b/c", &|_, _| Ok(())).unwrap();
         let held = cache.len();
         assert_eq!(held, round as usize * 137);
         match cache.committed().unwrap() {
@@ -357,7 +358,7 @@ fn a_session_continues_at_its_last_commit() {
     ] {
         let other = KvOptions { group_tokens: group, ..options.clone() };
         let backend = open(&other, geometry, [print; 32]).unwrap();
-        let error = format!("{:#}", backend.session("a b/c").map(|_| ()).unwrap_err());
+        let error = format!("{:#}", backend.session("a b/c", &|_, _| Ok(())).map(|_| ()).unwrap_err());
         assert!(error.contains("LayoutMismatch") && error.contains(needle), "{error}");
     }
 }

@@ -48,13 +48,14 @@ pub(crate) struct FrameParts<'a> {
 impl FrameParts<'_> {
     /// Returns the frame, with a header of one page.
     pub(crate) fn frame(self, layout: &Layout) -> GoldenFrame {
-        let place = FramePlace {
-            store_id: STORE_ID,
-            location: self.location,
-            segment_generation: SEGMENT_GENERATION,
-            segment_nonce: segment_nonce(self.location.device.0),
-        };
-        let mut bytes = vec![0; self.location.bytes() as usize];
+        let (nonce, bytes) = (segment_nonce(self.location.device.0), vec![0; self.location.bytes() as usize]);
+        self.frame_over(layout, nonce, bytes)
+    }
+
+    /// Returns the frame in a segment with this nonce. It keeps `bytes` where it has neither header nor plane.
+    pub(crate) fn frame_over(self, layout: &Layout, segment_nonce: u64, mut bytes: Vec<u8>) -> GoldenFrame {
+        let location = self.location;
+        let place = FramePlace { store_id: STORE_ID, location, segment_generation: SEGMENT_GENERATION, segment_nonce };
         for plane in &self.planes {
             bytes[plane.offset..plane.offset + plane.bytes.len()].copy_from_slice(&plane.bytes);
         }

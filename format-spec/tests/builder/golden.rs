@@ -49,3 +49,20 @@ pub(crate) fn assert_planes_match(checksum: PayloadChecksum, frame: &GoldenFrame
         assert_eq!(checksum.compute(&plane.identity, stored), sum);
     }
 }
+
+/// Defines the tests of a golden store: `$files` are built byte for byte, and an ignored test generates new ones.
+macro_rules! golden_file_tests {
+    ($directory:expr, $files:expr) => {
+        #[test]
+        #[ignore = "writes golden files that do not exist yet"]
+        fn generate_writes_the_golden_files() {
+            $crate::builder::write_new_files(&$directory, $files);
+        }
+
+        #[test]
+        fn golden_files_are_built_byte_for_byte() {
+            $crate::builder::assert_same_files(&$directory, &$files);
+        }
+    };
+}
+pub(crate) use golden_file_tests;

@@ -4,15 +4,18 @@
 //! so that the same code always builds the same bytes. Modules of tests say only what is special about their store.
 //!
 //! - This file builds pages, records and files.
-//! - `frame` builds frames and their extents.
+//! - `frame` builds frames.
+//! - `extents` builds layouts, and the extents of frames.
 //! - `golden` compares the files with those in `golden/`.
 
+mod extents;
 mod frame;
 mod golden;
 
+pub(crate) use extents::{f16, layer, layout_of, single_plane, tail_of, two_groups};
 pub(crate) use frame::{Extent, ExtentPlane, FrameParts, GoldenFrame, StoredPlane, descriptor, lay_out};
 pub(crate) use golden::{
-    assert_planes_match, assert_same_files, golden_directory, read_segment_frame, write_new_files,
+    assert_planes_match, assert_same_files, golden_directory, golden_file_tests, read_segment_frame, write_new_files,
 };
 
 use stratakv_format::checksum::PayloadChecksum;
@@ -292,4 +295,19 @@ pub(crate) fn store_files(features: Features, frames: &[GoldenFrame], mut record
     }
     files.push((segment::file_name(SegmentId(1)), segment_file(0, frames)));
     files
+}
+
+/// Returns the files of a store on one device with one frame of sequence [`TOKEN_SEQUENCE`], which has `tokens` tokens.
+pub(crate) fn token_store_files(
+    features: Features,
+    layout: &Layout,
+    frame: GoldenFrame,
+    tokens: u64,
+) -> Vec<GoldenFile> {
+    let frames = [frame];
+    let mut records = checkpoint_start(layout, &frames);
+    records.put(Kind::SequenceCreate, &create(TOKEN_SEQUENCE, KEY), KEY);
+    records.put_reference(TOKEN_SEQUENCE, &frames[0]);
+    records.put(Kind::SequenceCommit, &commit(TOKEN_SEQUENCE, tokens), &[]);
+    store_files(features, &frames, records)
 }

@@ -2,16 +2,16 @@
 //!
 //! Its planes have levels of 8 and of 4 bits, odd numbers of channels and a layer without V. Its tails are raw.
 
-use crate::builder::{self as b, Extent, ExtentPlane, GoldenFile, GoldenFrame, TOKEN_SEQUENCE, descriptor, lay_out};
+use crate::builder::{self as b, Extent, GoldenFile, GoldenFrame, TOKEN_SEQUENCE, f16, lay_out};
 use std::fs;
 use std::path::PathBuf;
 use stratakv_format::checksum::PayloadChecksum;
 use stratakv_format::codec::PlaneShape;
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::features::Features;
-use stratakv_format::frame::{FrameView, KIND_GROUPS, KIND_TAIL, tail_plane_bytes};
+use stratakv_format::frame::{FrameView, tail_plane_bytes};
 use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
-use stratakv_format::manifest::{Kind, ManifestPage};
+use stratakv_format::manifest::ManifestPage;
 use stratakv_format::superblock::Slot;
 use stratakv_format::{DType, FormatError, PAGE_BYTES, PlaneCodec, Unverified};
 use zerocopy::little_endian::U16;
@@ -25,30 +25,15 @@ fn directory() -> PathBuf {
 /// Returns a layout with groups of eight tokens.
 fn layout() -> Layout {
     use PlaneCodec::{Int4, Int8, Raw};
-    let layer = |kv_heads, key_dim, value_dim, codecs| LayerGeometry {
-        kv_heads,
-        key_dim,
-        value_dim,
-        window: None,
-        rope: None,
-        codecs,
-    };
-    Layout {
-        dtype: DType::F16,
-        group_tokens: GROUP as u16,
-        padded_planes: false,
-        fingerprint: b::FINGERPRINT,
-        layers: vec![
-            layer(2, 40, 40, [Int8, Int8]),
-            layer(0, 0, 0, RAW_PLANES),
-            layer(2, 33, 33, [Int4, Int4]),
-            layer(2, 64, 0, [Int8, Raw]),
-        ],
-    }
-}
-
-fn f16(x: f32) -> [u8; 2] {
-    half::f16::from_f32(x).to_le_bytes()
+    let layer =
+        |kv_heads, key_dim, value_dim, codecs| LayerGeometry { codecs, ..b::layer(kv_heads, key_dim, value_dim) };
+    let layers = vec![
+        layer(2, 40, 40, [Int8, Int8]),
+        layer(0, 0, 0, RAW_PLANES),
+        layer(2, 33, 33, [Int4, Int4]),
+        layer(2, 64, 0, [Int8, Raw]),
+    ];
+    Layout { group_tokens: GROUP as u16, ..b::layout_of(layers) }
 }
 
 /// Returns a stored plane of levels.
@@ -81,19 +66,10 @@ fn plane(codec: PlaneCodec, shape: &PlaneShape, group: usize) -> Vec<u8> {
 fn groups(layer: u16) -> Extent {
     let layout = layout();
     let geometry = layout.layers[usize::from(layer)];
-    let block = layout.block(&geometry);
-    let mut planes = Vec::new();
-    for group in 0..2_usize {
-        for index in 0..geometry.planes() {
-            let bytes = plane(geometry.codecs[index], &layout.plane_shape(&geometry, index), group);
-            let offset = block.block_offset(group) + block.plane(index).0;
-            let (first_token, tokens) = ((group * GROUP) as u64, GROUP as u32);
-            planes.push(ExtentPlane { first_token, tokens, plane: index as u16, offset, bytes });
-        }
-    }
-    let mut descriptor = descriptor(KIND_GROUPS, layer, 0, 2 * GROUP as u32, 2);
-    descriptor.codec = U16::new([0x0101, 0, 0x0202, 0x0001][usize::from(layer)]);
-    Extent { descriptor, planes, bytes: block.extent_bytes(2) as u64 }
+    let stored = |group, index| plane(geometry.codecs[index], &layout.plane_shape(&geometry, index), group);
+    let mut extent = b::two_groups(&layout, layer, stored);
+    extent.descriptor.codec = U16::new([0x0101, 0, 0x0202, 0x0001][usize::from(layer)]);
+    extent
 }
 
 /// Returns the three tokens after the groups, raw. Keys count up and values down, both in steps of 1/16.
@@ -101,13 +77,8 @@ fn tail(layer: u16) -> Extent {
     let geometry = layout().layers[usize::from(layer)];
     let (key, value) = tail_plane_bytes(&geometry, DType::F16, 3);
     let plane = |bytes: usize, sign: f32| (0..bytes / 2).flat_map(|i| f16(sign * i as f32 / 16.0)).collect::<Vec<u8>>();
-    let (first_token, tokens) = (2 * GROUP as u64, 3);
-    let mut planes = vec![ExtentPlane { first_token, tokens, plane: 0, offset: 0, bytes: plane(key, 1.0) }];
-    if value > 0 {
-        planes.push(ExtentPlane { first_token, tokens, plane: 1, offset: key, bytes: plane(value, -1.0) });
-    }
-    let descriptor = descriptor(KIND_TAIL, layer, first_token, tokens, 1);
-    Extent { descriptor, planes, bytes: (key + value) as u64 }
+    let planes = [(key, 1.0), (value, -1.0)].into_iter().filter(|(bytes, _)| *bytes > 0);
+    b::tail_of(layer, 2 * GROUP as u64, 3, planes.map(|(bytes, sign)| plane(bytes, sign)).collect())
 }
 
 fn frame() -> GoldenFrame {
@@ -116,24 +87,10 @@ fn frame() -> GoldenFrame {
 }
 
 fn files() -> Vec<GoldenFile> {
-    let frames = [frame()];
-    let mut records = b::checkpoint_start(&layout(), &frames);
-    records.put(Kind::SequenceCreate, &b::create(TOKEN_SEQUENCE, b::KEY), b::KEY);
-    records.put_reference(TOKEN_SEQUENCE, &frames[0]);
-    records.put(Kind::SequenceCommit, &b::commit(TOKEN_SEQUENCE, 2 * GROUP as u64 + 3), &[]);
-    b::store_files(Features::current().with_codecs(), &frames, records)
+    b::token_store_files(Features::current().with_codecs(), &layout(), frame(), 2 * GROUP as u64 + 3)
 }
 
-#[test]
-#[ignore = "writes golden files that do not exist yet"]
-fn generate_writes_the_golden_files() {
-    b::write_new_files(&directory(), files());
-}
-
-#[test]
-fn golden_files_are_built_byte_for_byte() {
-    b::assert_same_files(&directory(), &files());
-}
+b::golden_file_tests!(directory(), files());
 
 #[test]
 fn superblocks_and_manifests_name_the_feature_of_codecs() {

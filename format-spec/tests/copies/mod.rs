@@ -143,16 +143,7 @@ fn files() -> Vec<GoldenFile> {
     (0..DEVICES).flat_map(device_files).collect()
 }
 
-#[test]
-#[ignore = "writes golden files that do not exist yet"]
-fn generate_writes_the_golden_files() {
-    b::write_new_files(&directory(), files());
-}
-
-#[test]
-fn golden_files_are_built_byte_for_byte() {
-    b::assert_same_files(&directory(), &files());
-}
+b::golden_file_tests!(directory(), files());
 
 #[test]
 fn the_manifest_names_every_copy() {

@@ -7,7 +7,7 @@ use crate::builder::{self as b, FrameParts, GoldenBatch, GoldenFile, GoldenFrame
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::frame::{self, Descriptor};
 use stratakv_format::ids::SequenceId;
-use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
+use stratakv_format::layout::{LayerGeometry, Layout};
 use stratakv_format::manifest::{self as m, FLAG_CHECKPOINT, FLAG_MORE, Kind};
 use stratakv_format::{DType, DeviceIndex, Location, SegmentId, segment};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -19,26 +19,8 @@ pub(crate) const STATE: &[u8] = b"sampler state, opaque";
 /// Layer 0 has blocks of 1024 bytes, 4 per page. Layer 1 has no KV. Layer 2 is sliding and has blocks of exactly one
 /// page. Layer 3 has blocks of 768 bytes without V.
 pub(crate) fn layout() -> Layout {
-    let layer = |kv_heads, key_dim, value_dim, window| LayerGeometry {
-        kv_heads,
-        key_dim,
-        value_dim,
-        window,
-        rope: None,
-        codecs: RAW_PLANES,
-    };
-    Layout {
-        dtype: DType::F16,
-        group_tokens: 4,
-        padded_planes: false,
-        fingerprint: b::FINGERPRINT,
-        layers: vec![
-            layer(1, 64, 64, None),
-            layer(0, 0, 0, None),
-            layer(2, 128, 128, Some(1024)),
-            layer(1, 96, 0, None),
-        ],
-    }
+    let sliding = LayerGeometry { window: Some(1024), ..b::layer(2, 128, 128) };
+    b::layout_of(vec![b::layer(1, 64, 64), b::layer(0, 0, 0), sliding, b::layer(1, 96, 0)])
 }
 
 /// Returns the bits of one f16 element. All elements are from 1 to 2, where bits are ordered like values.

@@ -1,13 +1,12 @@
 //! The golden store `v0.2/store-planes`: a layout with padded planes and with rotations.
 
-use crate::builder::{self as b, Extent, ExtentPlane, GoldenFile, GoldenFrame, TOKEN_SEQUENCE, descriptor, lay_out};
+use crate::builder::{self as b, Extent, GoldenFile, GoldenFrame, TOKEN_SEQUENCE, f16, lay_out};
 use std::path::PathBuf;
 use stratakv_format::features::Features;
-use stratakv_format::frame::{FrameView, KIND_GROUPS};
-use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
-use stratakv_format::manifest::Kind;
+use stratakv_format::frame::FrameView;
+use stratakv_format::layout::{LayerGeometry, Layout};
 use stratakv_format::rope::{Rope, RopePairing, RopeScaling};
-use stratakv_format::{DType, PAGE_BYTES, PayloadChecksum};
+use stratakv_format::{PAGE_BYTES, PayloadChecksum};
 
 fn directory() -> PathBuf {
     b::golden_directory("v0.2/store-planes")
@@ -20,32 +19,18 @@ fn layout() -> Layout {
     let interleaved = Rope::new(4, 500_000.0).interleaved().starting_at(2).scaled(llama3);
     let layer = |heads, rope| {
         let dim = if heads == 0 { 0 } else { 8 };
-        LayerGeometry { kv_heads: heads, key_dim: dim, value_dim: dim, window: None, rope, codecs: RAW_PLANES }
+        LayerGeometry { rope, ..b::layer(heads, dim, dim) }
     };
-    Layout {
-        dtype: DType::F16,
-        group_tokens: 4,
-        padded_planes: true,
-        fingerprint: b::FINGERPRINT,
-        layers: vec![layer(2, Some(halves)), layer(0, None), layer(2, None), layer(2, Some(interleaved))],
-    }
+    let layers = vec![layer(2, Some(halves)), layer(0, None), layer(2, None), layer(2, Some(interleaved))];
+    Layout { padded_planes: true, ..b::layout_of(layers) }
 }
 
 /// Returns two groups of a layer. Keys count down and values up, both in steps of 1/16.
 fn groups(layer: u16) -> Extent {
-    let layout = layout();
-    let block = layout.block(&layout.layers[usize::from(layer)]);
-    let mut planes = Vec::new();
-    for group in 0..2_usize {
-        for plane in 0..2_usize {
-            let sign = [-1.0, 1.0][plane];
-            let element = |i: usize| half::f16::from_f32(sign * (i as f32 / 16.0 + group as f32)).to_le_bytes();
-            let offset = block.block_offset(group) + block.plane(plane).0;
-            let (first_token, bytes) = (group as u64 * 4, (0..64).flat_map(element).collect());
-            planes.push(ExtentPlane { first_token, tokens: 4, plane: plane as u16, offset, bytes });
-        }
-    }
-    Extent { descriptor: descriptor(KIND_GROUPS, layer, 0, 8, 2), planes, bytes: block.extent_bytes(2) as u64 }
+    b::two_groups(&layout(), layer, |group, plane| {
+        let sign = [-1.0, 1.0][plane];
+        (0..64).flat_map(|i| f16(sign * (i as f32 / 16.0 + group as f32))).collect()
+    })
 }
 
 fn frame() -> GoldenFrame {
@@ -53,24 +38,10 @@ fn frame() -> GoldenFrame {
 }
 
 fn files() -> Vec<GoldenFile> {
-    let frames = [frame()];
-    let mut records = b::checkpoint_start(&layout(), &frames);
-    records.put(Kind::SequenceCreate, &b::create(TOKEN_SEQUENCE, b::KEY), b::KEY);
-    records.put_reference(TOKEN_SEQUENCE, &frames[0]);
-    records.put(Kind::SequenceCommit, &b::commit(TOKEN_SEQUENCE, 8), &[]);
-    b::store_files(Features::current(), &frames, records)
+    b::token_store_files(Features::current(), &layout(), frame(), 8)
 }
 
-#[test]
-#[ignore = "writes golden files that do not exist yet"]
-fn generate_writes_the_golden_files() {
-    b::write_new_files(&directory(), files());
-}
-
-#[test]
-fn golden_files_are_built_byte_for_byte() {
-    b::assert_same_files(&directory(), &files());
-}
+b::golden_file_tests!(directory(), files());
 
 #[test]
 fn the_frame_holds_planes_that_start_on_pages() {

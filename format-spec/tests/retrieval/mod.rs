@@ -14,16 +14,7 @@ fn directory() -> PathBuf {
     b::golden_directory("v0.2/store-retrieval")
 }
 
-#[test]
-#[ignore = "writes golden files that do not exist yet"]
-fn generate_writes_the_golden_files() {
-    b::write_new_files(&directory(), store::files());
-}
-
-#[test]
-fn golden_files_are_built_byte_for_byte() {
-    b::assert_same_files(&directory(), &store::files());
-}
+b::golden_file_tests!(directory(), store::files());
 
 #[test]
 fn the_manifest_names_the_adapter() {

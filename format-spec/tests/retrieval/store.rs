@@ -4,35 +4,20 @@
 //! of every summary kind above min/max.
 
 use crate::builder::{
-    self as b, ADAPTER_SEQUENCE, Extent, ExtentPlane, GoldenFile, GoldenFrame, RecordList, TOKEN_SEQUENCE, commit,
-    create, descriptor, lay_out,
+    self as b, ADAPTER_SEQUENCE, Extent, GoldenFile, GoldenFrame, RecordList, TOKEN_SEQUENCE, commit, create,
+    descriptor, f16, lay_out, single_plane,
 };
-use stratakv_format::DType;
 use stratakv_format::checksum::crc64;
 use stratakv_format::features::Features;
 use stratakv_format::frame;
-use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
+use stratakv_format::layout::Layout;
 use stratakv_format::manifest::{self as m, Kind};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// Returns a layout with groups of four tokens: two layers of two KV heads of 8, and a layer without KV between them.
 pub(crate) fn layout() -> Layout {
-    let layer = |kv_heads, key_dim, value_dim| LayerGeometry {
-        kv_heads,
-        key_dim,
-        value_dim,
-        window: None,
-        rope: None,
-        codecs: RAW_PLANES,
-    };
-    Layout {
-        dtype: DType::F16,
-        group_tokens: 4,
-        padded_planes: false,
-        fingerprint: b::FINGERPRINT,
-        layers: vec![layer(2, 8, 8), layer(0, 0, 0), layer(2, 8, 8)],
-    }
+    b::layout_of(vec![b::layer(2, 8, 8), b::layer(0, 0, 0), b::layer(2, 8, 8)])
 }
 
 /// Returns numbers of 4 bytes: `words`, then `floats`.
@@ -71,13 +56,6 @@ pub(crate) fn adapter_record() -> m::AdapterDefined {
     }
 }
 
-/// Returns an extent of one plane that its descriptor covers completely.
-fn single_plane(descriptor: frame::Descriptor, bytes: Vec<u8>) -> Extent {
-    let (first_token, tokens) = (descriptor.first_token.get(), descriptor.tokens.get());
-    let length = bytes.len() as u64;
-    Extent { descriptor, planes: vec![ExtentPlane { first_token, tokens, plane: 0, offset: 0, bytes }], bytes: length }
-}
-
 /// Returns bytes of the adapter of a layer, from its byte `first` on.
 fn adapter_extent(layer: u16, first: u64, bytes: &[u8]) -> Extent {
     single_plane(descriptor(frame::KIND_ADAPTER, layer, first, bytes.len() as u32, 1), bytes.to_vec())
@@ -86,10 +64,6 @@ fn adapter_extent(layer: u16, first: u64, bytes: &[u8]) -> Extent {
 /// Returns the element of all keys of a group. The mean of the keys is therefore the key itself.
 fn key(group: usize) -> f32 {
     [1.0, -0.5][group]
-}
-
-fn f16(x: f32) -> [u8; 2] {
-    half::f16::from_f32(x).to_le_bytes()
 }
 
 /// Returns the joint key `[16]` with these elements times a matrix `[16, columns]`.
@@ -161,29 +135,16 @@ fn section(kind: u16, layer: u16, parameter: u32, record: fn(usize) -> Vec<u8>) 
 pub(crate) fn tail(layer: u16, first_token: u64, tokens: u32) -> Extent {
     let elements = 16 * tokens as usize;
     let plane = |start: f32| -> Vec<u8> { (0..elements).flat_map(|i| f16(start + i as f32 / 32.0)).collect() };
-    let (keys, values) = (plane(0.5), plane(-2.0));
-    let (value_offset, length) = (keys.len(), (keys.len() + values.len()) as u64);
-    let planes = vec![
-        ExtentPlane { first_token, tokens, plane: 0, offset: 0, bytes: keys },
-        ExtentPlane { first_token, tokens, plane: 1, offset: value_offset, bytes: values },
-    ];
-    Extent { descriptor: descriptor(frame::KIND_TAIL, layer, first_token, tokens, 1), planes, bytes: length }
+    b::tail_of(layer, first_token, tokens, vec![plane(0.5), plane(-2.0)])
 }
 
 /// Returns two groups of a layer.
 pub(crate) fn groups(layer: u16) -> Extent {
-    let layout = layout();
-    let block = layout.block(&layout.layers[usize::from(layer)]);
-    let mut planes = Vec::new();
-    for group in 0..2 {
-        let values = (0..64).flat_map(|i| f16(i as f32 / 16.0 + group as f32));
-        let keys: Vec<u8> = (0..64).flat_map(|_| f16(key(group))).collect();
-        for (plane, bytes) in [keys, values.collect()].into_iter().enumerate() {
-            let (first_token, offset) = (group as u64 * 4, block.block_offset(group) + block.plane(plane).0);
-            planes.push(ExtentPlane { first_token, tokens: 4, plane: plane as u16, offset, bytes });
-        }
-    }
-    Extent { descriptor: descriptor(frame::KIND_GROUPS, layer, 0, 8, 2), planes, bytes: block.extent_bytes(2) as u64 }
+    let element = |group: usize, plane: usize, i: usize| match plane {
+        0 => key(group),
+        _ => i as f32 / 16.0 + group as f32,
+    };
+    b::two_groups(&layout(), layer, |group, plane| (0..64).flat_map(|i| f16(element(group, plane, i))).collect())
 }
 
 /// Returns two frames of the adapter, with the codes cut between them, and a frame of two groups with their sections.

@@ -10,7 +10,6 @@
 //! The order is fixed, so that the kind and place of the next piece are always known. The check stops where the next
 //! piece cannot be found, and continues after every other defect.
 
-mod elements;
 mod reader;
 mod report;
 mod walk;

@@ -1,8 +1,8 @@
 //! The pieces of an exported file in their fixed order, and what each of them must hold.
 
-use super::elements::{first_not_finite, is_min_max};
 use super::reader::{CheckEnd, PieceReader, ReadPiece};
 use super::report::ExportInfo;
+use crate::elements::{first_not_finite, is_min_max};
 use crate::finding::{Code, Finding};
 use crate::planes;
 use std::io::Read;

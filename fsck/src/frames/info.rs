@@ -25,6 +25,19 @@ pub(crate) struct FrameInfo {
     pub(crate) adapter: Vec<AdapterPiece>,
     pub(crate) directories: Vec<DirectoryExtent>,
     pub(crate) pools: Vec<PoolExtent>,
+    pub(crate) rows: Vec<RowExtent>,
+}
+
+/// Groups or a tail of a layer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RowExtent {
+    pub(crate) layer: u16,
+    /// False for a tail.
+    pub(crate) is_groups: bool,
+    pub(crate) first: u64,
+    pub(crate) tokens: u32,
+    /// The offset from the start of the frame.
+    pub(crate) offset: u64,
 }
 
 /// A piece of a directory of clusters.

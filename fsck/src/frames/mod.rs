@@ -2,15 +2,18 @@
 //!
 //! 1. Verify the header under the nonce of its segment, and compare it with the manifest.
 //! 2. Read the payload from front to back. Each byte is part of a plane or zero (`payload`).
-//! 3. Return what the frame holds, for the checks of sequences and adapters (`info`).
+//! 3. Compare summaries with the keys of the frame, if that is asked for (`summaries`).
+//! 4. Return what the frame holds, for the checks of sequences and adapters (`info`).
 //!
 //! A frame whose header is invalid is reported and not read further, because nothing says what its bytes are.
 
 mod digest;
 mod info;
 mod payload;
+mod record_check;
+mod summaries;
 
-pub(crate) use info::{AdapterPiece, DirectoryExtent, ExtentContent, FrameInfo, PoolExtent};
+pub(crate) use info::{AdapterPiece, DirectoryExtent, ExtentContent, FrameInfo, PoolExtent, RowExtent};
 pub(crate) use payload::ReadContext;
 
 use crate::finding::{Code, Finding};
@@ -23,6 +26,7 @@ use stratakv_format::frame::{
     CALLER_STATE_BYTES_MAX, Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_POOL, KIND_SUMMARY,
     KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX,
 };
+use summaries::SummaryChecker;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
@@ -78,6 +82,9 @@ impl Checker<'_> {
         }
         let bytes = FrameBytes { id, origin: frame.record.origin.get(), location, header_bytes };
         let parts = Payload::new(&self.context, file, bytes).check(&view);
+        if self.context.full {
+            SummaryChecker { context: &self.context, file, frame: bytes, view: &view }.check();
+        }
         let (mut info, defects) = content(&view);
         (info.adapter, info.directories) = (parts.adapter, parts.directories);
         for text in defects {
@@ -131,8 +138,9 @@ impl Checker<'_> {
 /// Returns what the descriptors of a frame say it holds, and what is wrong with them.
 fn content(view: &FrameView<'_>) -> (FrameInfo, Vec<&'static str>) {
     let layout = view.header().layout.get();
-    let (spans, adapter, directories, pools) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    let mut info = FrameInfo { layout, spans, has_state: false, adapter, directories, pools };
+    let (spans, adapter, directories) = (Vec::new(), Vec::new(), Vec::new());
+    let (pools, rows) = (Vec::new(), Vec::new());
+    let mut info = FrameInfo { layout, spans, has_state: false, adapter, directories, pools, rows };
     let mut defects = Vec::new();
     let front = u64::from(view.header().front_pages.get()) * PAGE;
     for descriptor in view.descriptors() {
@@ -140,6 +148,7 @@ fn content(view: &FrameView<'_>) -> (FrameInfo, Vec<&'static str>) {
         match extent_content(descriptor, is_front) {
             Some(content) => {
                 let (first, end) = (descriptor.first_token.get(), descriptor.end_token());
+                info.rows.extend(row_extent(descriptor, content));
                 match info.spans.last_mut() {
                     Some(last) if last.0 == content && last.2 == first => last.2 = end,
                     _ => info.spans.push((content, first, end)),
@@ -162,6 +171,17 @@ fn content(view: &FrameView<'_>) -> (FrameInfo, Vec<&'static str>) {
         }
     }
     (info, defects)
+}
+
+/// Returns where the rows of an extent are, if it holds keys and values.
+fn row_extent(descriptor: &Descriptor, content: ExtentContent) -> Option<RowExtent> {
+    let (layer, is_groups) = match content {
+        ExtentContent::Groups(layer) => (layer, true),
+        ExtentContent::Tail(layer) => (layer, false),
+        _ => return None,
+    };
+    let (first, tokens) = (descriptor.first_token.get(), descriptor.tokens.get());
+    Some(RowExtent { layer, is_groups, first, tokens, offset: descriptor.offset.get() })
 }
 
 /// Returns what the tokens of an extent are, or `None` for an extent whose tokens are not counted.

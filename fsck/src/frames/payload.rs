@@ -24,6 +24,8 @@ use zerocopy::little_endian::U64;
 /// The settings, counters and sink that the reads of all frames share.
 pub(crate) struct ReadContext<'a> {
     pub(crate) checksum: PayloadChecksum,
+    /// True if summaries are compared with keys.
+    pub(crate) full: bool,
     pub(crate) counts: &'a Counts,
     pub(crate) sink: &'a Sink,
     pub(crate) progress: &'a dyn Progress,

@@ -49,6 +49,7 @@ enum Command {
         json: bool,
     },
     /// Plants faults in the engine; the simulator must find each.
+    #[command(after_help = "Example: crash mutants --seed 7 --only CopyNotHealed,EvictedByHalves")]
     Mutants {
         /// First seed.
         #[arg(long, default_value_t = 1)]
@@ -56,6 +57,9 @@ enum Command {
         /// Writes the smallest history that finds each fault into this directory.
         #[arg(long)]
         record: Option<PathBuf>,
+        /// The names of the faults to plant, separated by commas; all if left out.
+        #[arg(long, value_delimiter = ',')]
+        only: Vec<String>,
     },
     /// Kills processes on the real driver at any moment, then checks, opens and compares their stores.
     Kill {
@@ -121,6 +125,8 @@ enum Command {
         devices: usize,
         /// Parent directory of the devices.
         dir: PathBuf,
+        /// `limited` if the store has a capacity.
+        limited: Option<String>,
     },
     /// Runs histories that are kept as files, each on devices that behave in many ways.
     History {
@@ -134,13 +140,13 @@ fn main() -> ExitCode {
     std::panic::set_hook(Box::new(|_| {}));
     let good = match Arguments::parse().command {
         Command::Sim { cases, seed, failures, jobs, json } => simulate(cases, seed, failures, cores(jobs), json),
-        Command::Mutants { seed, record } => plant(seed, record.as_deref()),
+        Command::Mutants { seed, record, only } => plant(seed, record.as_deref(), &only),
         Command::History { files } => histories(&files),
         Command::Kill { cycles, dir, seed, jobs } => kill_processes(cycles, dir, seed, jobs),
         Command::Replay { images, seed, mutant } => replay_images(images, seed, mutant.as_deref()),
         Command::Soak { hours, keep, dir, seed, jobs, json } => soak_for(hours, keep, dir, seed, cores(jobs), json),
-        Command::Worker { seed, next, devices, dir } => {
-            let job = Job { dirs: device_dirs(&dir, devices), seed, next };
+        Command::Worker { seed, next, devices, dir, limited } => {
+            let job = Job { dirs: device_dirs(&dir, devices), seed, next, limited: limited.is_some() };
             kill::worker(&job).inspect_err(|e| eprintln!("{e}")).is_ok()
         }
     };
@@ -317,8 +323,8 @@ fn replay_images(images: u64, seed: u64, mutant: Option<&str>) -> bool {
     outcome.failures.iter().for_each(|failure| println!("FAILED {failure}"));
     outcome.by_file_system.iter().for_each(|(name, count)| println!("{name}: {count} images"));
     println!(
-        "{} recordings of {} requests, {} with a failed write or flush; {} images that the file system refused after \
-         it\n{seconds:.1} s, {:.0} images a minute",
+        "{} recordings of {} requests, {} with a failed write or flush; {} images that the file system \
+         refused\n{seconds:.1} s, {:.0} images a minute",
         outcome.recordings.0,
         outcome.entries,
         outcome.recordings.1,
@@ -353,8 +359,12 @@ fn record(directory: &Path, outcome: &MutantOutcome, failure: &Failure) {
     }
 }
 
-fn plant(seed: u64, directory: Option<&Path>) -> bool {
-    let outcomes = mutants(seed);
+fn plant(seed: u64, directory: Option<&Path>, names: &[String]) -> bool {
+    if let Some(name) = names.iter().find(|name| named(name).is_none()) {
+        eprintln!("mutants: no planted fault is named {name}");
+        return false;
+    }
+    let outcomes = mutants(seed, names);
     for outcome in &outcomes {
         match &outcome.found {
             Some((cases, failure)) => {

@@ -29,7 +29,7 @@ pub struct KillPlan {
     pub seed: u64,
     /// The number of processes at a time.
     pub jobs: usize,
-    /// The program that runs a worker as `PROGRAM worker SEED NEXT DEVICES DIR`.
+    /// The program that runs a worker as `PROGRAM worker SEED NEXT DEVICES DIR [limited]`.
     pub program: PathBuf,
 }
 
@@ -97,9 +97,10 @@ fn one_store(plan: &KillPlan, seed: u64, cycles: u64, stop: &AtomicBool) -> Kill
     let mut rng = Rng(seed);
     let devices = 1 + rng.below(2);
     let dirs = device_dirs(root.path(), devices);
+    let limited = rng.below(3) == 0;
     // The store is created before the first kill, because an interrupted creation over several devices must be removed
     // by hand.
-    if let Err(e) = worker::open(&dirs) {
+    if let Err(e) = worker::open(&dirs, limited) {
         outcome.failures.push(format!("seed {seed}: create: {e:?}"));
         return outcome;
     }
@@ -109,12 +110,12 @@ fn one_store(plan: &KillPlan, seed: u64, cycles: u64, stop: &AtomicBool) -> Kill
             break;
         }
         let next = known.keys().max().map_or(1, |name| name + 100);
-        let ended = cut_short(plan, root.path(), devices, &mut rng, next);
+        let ended = cut_short(plan, root.path(), (devices, limited), &mut rng, next);
         let checked = ended.and_then(|lines| {
             outcome.early += u64::from(!lines.contains(&WorkerReport::Ready));
             outcome.commits += lines.iter().filter(|line| matches!(line, WorkerReport::Committed(..))).count() as u64;
             lines.iter().for_each(|line| apply_report(&mut known, *line));
-            verify(&dirs, &mut known, &mut rng).map_err(|e| {
+            verify((&dirs, limited), &mut known, &mut rng).map_err(|e| {
                 let last: Vec<String> = lines.iter().rev().take(12).rev().map(ToString::to_string).collect();
                 format!("{e}\n    {}", last.join("\n    "))
             })
@@ -122,7 +123,8 @@ fn one_store(plan: &KillPlan, seed: u64, cycles: u64, stop: &AtomicBool) -> Kill
         match checked {
             Ok(()) => outcome.passed += 1,
             Err(e) => {
-                outcome.failures.push(format!("seed {seed}, cycle {cycle} on {devices} devices: {e}"));
+                let kind = if limited { "with a capacity" } else { "without a capacity" };
+                outcome.failures.push(format!("seed {seed}, cycle {cycle} on {devices} devices {kind}: {e}"));
                 break;
             }
         }
@@ -134,7 +136,7 @@ fn one_store(plan: &KillPlan, seed: u64, cycles: u64, stop: &AtomicBool) -> Kill
 fn cut_short(
     plan: &KillPlan,
     root: &Path,
-    devices: usize,
+    (devices, limited): (usize, bool),
     rng: &mut Rng,
     next: u64,
 ) -> Result<Vec<WorkerReport>, String> {
@@ -142,6 +144,7 @@ fn cut_short(
     let mut child = Command::new(&plan.program)
         .args(["worker", &rng.next_u64().to_string(), &next.to_string(), &devices.to_string()])
         .arg(root)
+        .args(limited.then_some("limited"))
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -172,7 +175,11 @@ fn cut_short(
     Ok(text.lines().filter_map(|line| line.parse().ok()).collect())
 }
 
-fn verify(dirs: &[PathBuf], known: &mut BTreeMap<u64, LedgerEntry>, rng: &mut Rng) -> Result<(), String> {
+fn verify(
+    (dirs, limited): (&[PathBuf], bool),
+    known: &mut BTreeMap<u64, LedgerEntry>,
+    rng: &mut Rng,
+) -> Result<(), String> {
     let clean = |when: &str| {
         let report = catch_panic(|| check(dirs))?;
         if report.clean { Ok(()) } else { Err(format!("kvfsck {when}:\n{}", report.to_text())) }
@@ -182,8 +189,8 @@ fn verify(dirs: &[PathBuf], known: &mut BTreeMap<u64, LedgerEntry>, rng: &mut Rn
     }
     // One time in four the check is skipped, so that the next worker recovers the store itself.
     if rng.below(4) > 0 {
-        let store = worker::open(dirs).map_err(|e| format!("open: {e:?}"))?;
-        catch_panic(|| check_store(&store, known))?;
+        let store = worker::open(dirs, limited).map_err(|e| format!("open: {e:?}"))?;
+        catch_panic(|| check_store(&store, known, limited))?;
         drop(store);
         if rng.below(8) == 0 {
             clean("after it was opened again")?;

@@ -6,10 +6,13 @@
 //! Both run [`work`], which reports what it asks of the store and what the store acknowledges. [`check_store`] compares
 //! a recovered store with these reports.
 
+mod clusters;
+mod content;
 pub mod kill;
 mod ledger;
 mod mount;
 pub mod replay;
+mod summaries;
 mod worker;
 
 pub use ledger::{LedgerEntry, WorkerReport, apply_report, check_store};

@@ -9,8 +9,8 @@
 use super::operation::Operation;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use stratakv::DType;
 use stratakv::sim::{Faults, Geometry, Rng};
+use stratakv::{DType, Durability};
 
 /// The largest number of sequences that a case uses at a time.
 pub(super) const SLOTS: usize = 4;
@@ -207,7 +207,51 @@ impl Case {
             rounds: (0..rounds).map(|_| Round::generate(rng, regime, length, slots, devices, cache)).collect(),
         };
         // From the seed itself, so that seeds keep the histories that they had without streaming.
-        Self { streamed: case.summaries && seed % 2 == 1, ..case }.with_entries()
+        Self { streamed: case.summaries && seed % 2 == 1, ..case }.with_later_settings()
+    }
+
+    /// Draws the settings that have generators of their own.
+    fn with_later_settings(self) -> Self {
+        self.with_entries().with_neighbour().with_stored_clusters()
+    }
+
+    /// Gives a share of the cases a second store, which is used between the operations of the first.
+    fn with_neighbour(mut self) -> Self {
+        let mut rng = Rng::new(self.seed.wrapping_mul(0xd6e8_feb8_6659_fd93) ^ 0x2b);
+        if rng.one_in(32) {
+            for round in &mut self.rounds {
+                for _ in 0..2 {
+                    let at = rng.below(round.operations.len() as u64) as usize;
+                    round.operations[at] = Operation::Neighbour { tokens: 1 + rng.below(40) as usize };
+                }
+            }
+        }
+        self
+    }
+
+    /// Has a third of the cases store clusters, and some open their store twice.
+    fn with_stored_clusters(mut self) -> Self {
+        // A generator of its own, so that the other operations of a seed stay the same.
+        let mut rng = Rng::new(self.seed.wrapping_mul(0xa24b_aed4_963e_e407) ^ 0xc105);
+        if self.entries.is_none() && rng.below(10) < 3 {
+            self.entries = Some(pick(&mut rng, &STORED).into());
+        }
+        if self.entries.as_ref().is_some_and(|method| method != "tokens") {
+            let cache = !self.ends.is_empty() && self.regime == Regime::Tight;
+            if cache {
+                // Pools have segments of their own.
+                let more = self.geometry.devices as u64 * 2;
+                self.capacity = self.capacity.map(|segments| segments + more);
+            }
+            let devices = self.geometry.devices as u64;
+            self.rounds.iter_mut().for_each(|round| round.store_clusters(&mut rng, devices, cache));
+        }
+        if rng.one_in(16) {
+            let round = rng.below(self.rounds.len() as u64) as usize;
+            let at = rng.below(self.rounds[round].operations.len() as u64) as usize;
+            self.rounds[round].insert(at, &[Operation::OpenTwice]);
+        }
+        self
     }
 
     /// Gives a share of the cases a method of entries. Methods that build clusters by k-means need a long prompt.
@@ -234,6 +278,8 @@ impl Case {
 const CLUSTERING: [&str; 5] = ["dynakv:8", "dynakv:4:joint", "kmeans:8", "clusterkv:8", "pqcache:8"];
 /// Methods that choose among any number of tokens.
 const CHOOSING: [&str; 4] = ["tokens", "swarm:2", "swarm:4", "infllm:3"];
+/// Methods whose clusters are stored.
+const STORED: [&str; 5] = ["infllm:2", "infllm:3", "infllm:4", "infllm:3", "swarm:2"];
 /// The fewest tokens of a prompt with clusters: 256 that are clustered and the newest 64.
 const PROMPT_TOKENS: usize = 328;
 
@@ -262,6 +308,43 @@ impl Case {
 }
 
 impl Round {
+    /// Inserts operations. The power failure and the faults stay at their operations.
+    fn insert(&mut self, at: usize, operations: &[Operation]) {
+        self.operations.splice(at..at, operations.iter().copied());
+        self.crash.0 += if at <= self.crash.0 { operations.len() } else { 0 };
+        let moved = |before: usize| before + if at <= before { operations.len() } else { 0 };
+        self.faults = self.faults.take().map(|(before, faults)| (moved(before), faults));
+    }
+
+    /// Adds operations that store clusters. With `cache`, the sequence is closed, so that both may go. In a share
+    /// of the rounds the power fails during one of them.
+    fn store_clusters(&mut self, rng: &mut Rng, devices: u64, cache: bool) {
+        let slot = if rng.one_in(2) { 0 } else { rng.below(SLOTS as u64) as usize };
+        let at = rng.below(self.operations.len() as u64 + 1) as usize;
+        let mut own = Vec::new();
+        if rng.one_in(2) {
+            let durability = pick(rng, &[Durability::Sync, Durability::Sync, Durability::Lazy]);
+            own.push(Operation::Append { slot, tokens: 12 + rng.below(16) as usize, layers: u8::MAX });
+            own.push(Operation::Commit { slot, durability, state: None });
+        }
+        let stores = at + own.len();
+        own.push(Operation::StoreClusters { slot, keep: rng.one_in(4) });
+        match rng.below(12) {
+            _ if cache => own.push(Operation::Close { slot }),
+            0 => own.push(Operation::DropClusters { slot }),
+            1 => own.push(Operation::Fork { slot, to: rng.below(SLOTS as u64) as usize }),
+            2 => own.push(Operation::Truncate { slot, back: 1 + rng.below(12) as usize }),
+            3 | 4 => own.push(Operation::SpoilPools { slot, way: rng.below(4) as u8 }),
+            5 => own.push(Operation::SpoilDirectories { slot }),
+            6 if devices > 1 => own.push(Operation::Lose { disk: rng.below(devices) as usize }),
+            _ => {}
+        }
+        self.insert(at, &own);
+        if rng.one_in(3) {
+            self.crash = (stores, rng.below(30));
+        }
+    }
+
     fn generate(rng: &mut Rng, regime: Regime, length: u64, slots: usize, devices: usize, cache: bool) -> Self {
         let operations: Vec<_> = (0..length).map(|_| Operation::generate(rng, slots, devices, cache)).collect();
         // The crash is late in the round, because only earlier operations can be lost.
@@ -290,12 +373,15 @@ impl Round {
             faults.short = within(rng, 40);
             faults.interrupted = within(rng, 40);
             faults.slow = rng.one_in(2).then(|| rng.below(devices as u64) as usize);
+            faults.slow_ms = if faults.slow.is_some() { pick(rng, &[0, 0, 40, 2_000]) } else { 0 };
+            faults.hang = rng.one_in(4).then(|| (rng.below(devices as u64) as usize, rng.below(300), false));
         }
         match regime {
             Regime::Plain | Regime::Tight | Regime::Rot => {}
             Regime::Errors => {
                 faults.read_stays = rng.one_in(2);
-                match rng.below(8) {
+                let device = rng.below(devices as u64) as usize;
+                match rng.below(12) {
                     0 => faults.write = Some(rng.below(20)),
                     1 => faults.sync = Some(rng.below(12)),
                     2 => faults.create = Some(rng.below(3)),
@@ -303,6 +389,10 @@ impl Round {
                     4 => faults.create_io = Some(rng.below(4)),
                     5 => faults.names = Some(rng.below(6)),
                     6 => faults.change = Some(rng.below(4)),
+                    7 => faults.stale = Some((device, rng.below(40))),
+                    8 => faults.read_only = Some((device, rng.below(30))),
+                    9 => faults.hang = Some((device, rng.below(300), true)),
+                    10 => faults.memory = Some((rng.below(60), 1 + rng.below(6))),
                     _ => {
                         faults.read = Some(rng.below(6));
                         faults.write = within(rng, 60);

@@ -11,13 +11,14 @@ use super::case::Case;
 use crate::content::encode;
 use std::ops::Range;
 use stratakv::layout::PlaneCodec;
+use stratakv::read::SelectionBlocks;
 use stratakv::retrieval::KeyShape;
 use stratakv::{DType, KvLayout, Selection, Sequence, Store, TensorView, attend};
 
 /// The layout of a case, with what the checks need of it.
-pub(super) struct CaseShape {
-    pub(super) layout: KvLayout,
-    pub(super) layers: usize,
+pub(crate) struct CaseShape {
+    pub(crate) layout: KvLayout,
+    pub(crate) layers: usize,
     heads: usize,
     dim: usize,
     pub(super) group: usize,
@@ -55,7 +56,7 @@ fn numbers(bytes: &[u8], dtype: DType, out: &mut [f32]) {
 
 /// An appended token.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Token {
+pub(crate) struct Token {
     /// The seed of its elements.
     pub(super) salt: u64,
     /// The number of truncations that moved it from a full group to the tail. A codec rounded it at most as often.
@@ -74,7 +75,12 @@ impl Eq for Token {}
 impl Token {
     /// Returns a token that no codec has rounded.
     pub(super) const fn new(salt: u64) -> Self {
-        Self { salt, roundings: 0 }
+        Self::rounded(salt, 0)
+    }
+
+    /// Returns a token that a codec has rounded at most this often before it came to the tail.
+    pub(crate) const fn rounded(salt: u64, roundings: u8) -> Self {
+        Self { salt, roundings }
     }
 
     /// Truncates a layer to its first `len` tokens. If this splits a full group, its remaining tokens become the tail,
@@ -97,21 +103,27 @@ pub(super) struct Contents {
 
 impl CaseShape {
     pub(super) fn new(case: &Case) -> Result<Self, String> {
-        let (layers, heads, dim, group) = case.layout;
+        Self::of(case.layout, case.dtype, case.codec)
+    }
+
+    /// Returns a shape of layers, KV heads, head dim and group tokens. `codec` has the bits per element of encoded
+    /// groups, 0 for raw groups, and the share of encoded layers.
+    pub(crate) fn of(layout: (u16, u16, u16, u16), dtype: DType, codec: (u8, f64)) -> Result<Self, String> {
+        let (layers, heads, dim, group) = layout;
         let builder = KvLayout::builder().layers(layers).kv_heads(heads).head_dim(dim).group_tokens(group);
-        let (bits, share) = case.codec;
+        let (bits, share) = codec;
         let codec = match bits {
             0 => PlaneCodec::Raw,
             4 => PlaneCodec::Int4,
             _ => PlaneCodec::Int8,
         };
-        let builder = builder.dtype(case.dtype).codec(codec).codec_share(share);
+        let builder = builder.dtype(dtype).codec(codec).codec_share(share);
         let layout = builder.build().map_err(|e| format!("layout: {e:?}"))?;
         let codecs = (0..usize::from(layers)).map(|layer| layout.codecs(layer)).collect::<stratakv::Result<_>>();
         let codecs = codecs.map_err(|e| format!("codecs: {e:?}"))?;
         let (heads, dim) = (usize::from(heads), usize::from(dim));
         let encoded = bits > 0;
-        Ok(Self { layout, layers: layers.into(), heads, dim, group: group.into(), dtype: case.dtype, codecs, encoded })
+        Ok(Self { layout, layers: layers.into(), heads, dim, group: group.into(), dtype, codecs, encoded })
     }
 
     fn element(&self, salt: u64, layer: usize, plane: usize, index: usize) -> f32 {
@@ -146,7 +158,7 @@ impl CaseShape {
         self.heads * self.dim
     }
 
-    pub(super) fn append(&self, sequence: &mut Sequence, layer: usize, added: &[Token]) -> stratakv::Result<()> {
+    pub(crate) fn append(&self, sequence: &mut Sequence, layer: usize, added: &[Token]) -> stratakv::Result<()> {
         let row = self.heads * self.dim;
         let plane = |plane| {
             let tokens = added.iter();
@@ -166,7 +178,7 @@ impl CaseShape {
 
     /// Reads a whole layer and compares every token with what was appended. `select` selects all tokens of a layer.
     /// `Ok(Err)` is an error of the store.
-    pub(super) fn check(
+    pub(crate) fn check(
         &self,
         store: &Store,
         select: impl Fn(usize) -> stratakv::Result<Selection>,
@@ -309,11 +321,55 @@ impl CaseShape {
         Ok(())
     }
 
+    /// Compares the entries that a selection gives with the contents of their layer, and attention `out` over them with
+    /// a naive one. Groups and pages hold the same bits.
+    pub(super) fn compare_entries(
+        &self,
+        layer: usize,
+        (selection, blocks): (&Selection, SelectionBlocks<'_>),
+        contents: &Contents,
+        (query, out): (&[f32], &[f32]),
+    ) -> Result<(), String> {
+        let entries: Vec<Vec<usize>> =
+            (0..self.heads).map(|head| selection.entries(head).map(|token| token as usize).collect()).collect();
+        let mut row = vec![0.0; self.dim];
+        for (nth, group) in selection.groups().enumerate() {
+            let (keys, values) = blocks.group(nth).map_err(|e| format!("layer {layer}, group {group}: {e}"))?;
+            let first = group as usize * self.group;
+            for (plane, bytes) in [&keys, &values].into_iter().enumerate() {
+                let stride = self.dim * self.dtype.bytes();
+                for (head, own) in entries.iter().enumerate() {
+                    for token in own.iter().filter(|token| (first..first + self.group).contains(token)) {
+                        let at = (head * self.group + token - first) * stride;
+                        numbers(&bytes[at..at + stride], self.dtype, &mut row);
+                        let want = &contents.planes[plane][token * self.width() + head * self.dim..][..self.dim];
+                        if row.iter().zip(want).any(|(found, want)| found.to_bits() != want.to_bits()) {
+                            return Err(format!("layer {layer}, head {head}: entry {token} has other bytes"));
+                        }
+                    }
+                }
+            }
+        }
+        self.attention_over(layer, contents, (query, out), |head| entries[head].iter().copied())
+    }
+
     fn check_attention(&self, layer: usize, contents: &Contents, query: &[f32], out: &[f32]) -> Result<(), String> {
+        self.attention_over(layer, contents, (query, out), |_| 0..contents.planes[0].len() / self.width())
+    }
+
+    /// Compares attention over some tokens of each head with a naive one.
+    fn attention_over<I: Iterator<Item = usize>>(
+        &self,
+        layer: usize,
+        contents: &Contents,
+        (query, out): (&[f32], &[f32]),
+        tokens: impl Fn(usize) -> I,
+    ) -> Result<(), String> {
         let mut want = vec![0.0; self.dim];
         for head in 0..self.heads {
             let at = head * self.dim..(head + 1) * self.dim;
-            let rows = |plane: usize| contents.planes[plane].chunks_exact(self.width()).map(|row| &row[at.clone()]);
+            let row = |plane: usize, token: usize| &contents.planes[plane][token * self.width()..][at.clone()];
+            let rows = |plane: usize| tokens(head).map(move |token| row(plane, token));
             let scores = rows(0).map(|key| dot(&query[at.clone()], key) / (self.dim as f32).sqrt());
             let scores: Vec<f32> = scores.collect();
             let best = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);

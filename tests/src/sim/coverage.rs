@@ -33,13 +33,66 @@ pub(super) const ADAPTER: &str = "adapter stored";
 pub(super) const ATTACHED: &str = "selector attached";
 pub(super) const ENTRIES: &str = "entries chosen as by a fresh sequence";
 pub(super) const CLUSTERS: &str = "clusters built as by a fresh sequence";
+pub(super) const STORED: &str = "clusters stored";
+pub(super) const PAGED: &str = "stored clusters read after a restart";
+pub(super) const FORK_PAGED: &str = "stored clusters read by a fork";
+pub(super) const CLUSTERS_CUT: &str = "stored clusters gone with a truncation";
+pub(super) const CLUSTERS_WENT: &str = "sequence with stored clusters evicted or expired";
+pub(super) const DIRECTORY_CHANGED: &str = "directory of clusters changed on the medium";
+pub(super) const OPENED_TWICE: &str = "second open refused at once";
 pub(super) const STREAMED: &str = "chosen by streamed records";
 pub(super) const LOOKED: &str = "crash image opened for reading only";
 pub(super) const HEALED: &str = "rotten copy read around and healed";
 pub(super) const DISK_LOST: &str = "disk lost";
 pub(super) const DISK_GIVEN_UP: &str = "disk given up after a failure";
 pub(super) const DISK_REMOVED: &str = "disk removed";
+pub(super) const NEIGHBOUR: &str = "second store unharmed";
+pub(super) const NO_MEMORY: &str = "memory refused";
 pub(super) const DISK_BACK: &str = "disk came back with an old state";
+
+/// The events that the harness counts itself and that a long run must see.
+const OWN: [&str; 40] = [
+    DOUBLE_CRASH,
+    NO_SPACE,
+    POISONED,
+    WRITE_ERROR,
+    READ_ERROR,
+    NAME_ERROR,
+    ROT_FOUND,
+    CHECKED,
+    CHECKED_CHANGED,
+    MEMBERS_WITHIN,
+    LOST,
+    LANDED,
+    ASTRAY,
+    FLIPPED,
+    FORKED,
+    FORKED_BETWEEN,
+    READ_BESIDE,
+    READ_DELETED,
+    CARRIED,
+    CAPACITY,
+    ADAPTER,
+    ATTACHED,
+    ENTRIES,
+    CLUSTERS,
+    STORED,
+    PAGED,
+    FORK_PAGED,
+    CLUSTERS_CUT,
+    CLUSTERS_WENT,
+    DIRECTORY_CHANGED,
+    OPENED_TWICE,
+    STREAMED,
+    LOOKED,
+    HEALED,
+    DISK_LOST,
+    DISK_GIVEN_UP,
+    DISK_REMOVED,
+    DISK_BACK,
+    NO_MEMORY,
+    NEIGHBOUR,
+];
 
 /// The counts of a run.
 #[derive(Clone, Debug, Default)]
@@ -108,45 +161,21 @@ impl Coverage {
             Event::FrameMoved,
             Event::Evicted,
             Event::Expired,
-            Event::ReplicaHealed,
+            Event::CopyHealed,
             Event::Merged,
             Event::Regrouped,
             Event::SummaryRestored,
+            Event::DeviceHung,
+            Event::TimePassed,
+            Event::HandleStale,
+            Event::ReadOnlyMidway,
+            Event::ClockWentBack,
+            Event::PageRebuilt,
+            Event::ClustersDropped,
+            Event::ClustersReleased,
+            Event::ClustersLost,
         ];
-        let own = [
-            DOUBLE_CRASH,
-            NO_SPACE,
-            POISONED,
-            WRITE_ERROR,
-            READ_ERROR,
-            NAME_ERROR,
-            ROT_FOUND,
-            CHECKED,
-            CHECKED_CHANGED,
-            MEMBERS_WITHIN,
-            LOST,
-            LANDED,
-            ASTRAY,
-            FLIPPED,
-            FORKED,
-            FORKED_BETWEEN,
-            READ_BESIDE,
-            READ_DELETED,
-            CARRIED,
-            CAPACITY,
-            ADAPTER,
-            ATTACHED,
-            ENTRIES,
-            CLUSTERS,
-            STREAMED,
-            LOOKED,
-            HEALED,
-            DISK_LOST,
-            DISK_GIVEN_UP,
-            DISK_REMOVED,
-            DISK_BACK,
-        ];
-        events.map(name).into_iter().chain(own).filter(|what| !self.seen.contains_key(what)).collect()
+        events.map(name).into_iter().chain(OWN).filter(|what| !self.seen.contains_key(what)).collect()
     }
 }
 
@@ -159,7 +188,7 @@ fn name(event: Event) -> &'static str {
         Event::TornBatch => "torn batch",
         Event::SplitBatches => "split batches",
         Event::SplitCut => "split batches cut",
-        Event::ReplicaHealed => "copy repaired",
+        Event::CopyHealed => "copy repaired",
         Event::GroupCommit => "group commit",
         Event::SyncBesideWrites => "sync beside writes to its file",
         Event::CutUnderWay => "power cut with requests under way",
@@ -171,6 +200,15 @@ fn name(event: Event) -> &'static str {
         Event::CapacityExceeded => "manifest larger than the capacity leaves",
         Event::Evicted => "sequence evicted",
         Event::Expired => "sequence expired",
+        Event::DeviceHung => "device hung and came back",
+        Event::TimePassed => "time passed while a slow device worked",
+        Event::HandleStale => "device went stale",
+        Event::ReadOnlyMidway => "device went read-only",
+        Event::ClockWentBack => "clock went back",
+        Event::PageRebuilt => "page of clusters read from groups",
+        Event::ClustersDropped => "directory of clusters dropped",
+        Event::ClustersReleased => "clusters given up for space",
+        Event::ClustersLost => "clusters lost with their disk",
     }
 }
 

@@ -9,7 +9,7 @@
 //! Everything that a case does and finds depends on its seed alone. A hash over all device operations shows it.
 
 mod case;
-mod content;
+pub(crate) mod content;
 mod coverage;
 mod history;
 mod minimise;

@@ -6,7 +6,7 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault with its budget: the number of cases within which the simulator must find it.
-const BUDGETS: [(Mutant, u64); 29] = [
+const BUDGETS: [(Mutant, u64); 38] = [
     (Mutant::DataSyncSkipped, 2_000),
     (Mutant::ManifestSyncSkipped, 2_000),
     (Mutant::ManifestBeforeData, 10_000),
@@ -25,7 +25,7 @@ const BUDGETS: [(Mutant, u64); 29] = [
     (Mutant::ChecksumOfHalf, 20_000),
     (Mutant::ReuseBeforeFlush, 20_000),
     (Mutant::NotReadAgain, 20_000),
-    (Mutant::ReplicaNotHealed, 5_000),
+    (Mutant::CopyNotHealed, 5_000),
     (Mutant::ReleasedFirst, 10_000),
     (Mutant::ForkFreedWithParent, 5_000),
     (Mutant::PinsIgnored, 5_000),
@@ -36,6 +36,15 @@ const BUDGETS: [(Mutant, u64); 29] = [
     (Mutant::CapacityIgnored, 5_000),
     (Mutant::ImportVisible, 5_000),
     (Mutant::StaleTail, 10_000),
+    (Mutant::PoolsNotSynced, 5_000),
+    (Mutant::PagesExchanged, 2_000),
+    (Mutant::StaleClustersKept, 10_000),
+    (Mutant::PageIdentityIgnored, 10_000),
+    (Mutant::PageRebuiltWrong, 5_000),
+    (Mutant::PoolFreedEarly, 10_000),
+    (Mutant::EvictedBeforeClusters, 20_000),
+    (Mutant::DirectoryChecksumIgnored, 2_000),
+    (Mutant::LostClustersKept, 10_000),
 ];
 
 /// The result of the search for one fault.
@@ -49,15 +58,16 @@ pub struct MutantOutcome {
     pub found: Option<(u64, Failure)>,
 }
 
-/// Searches for every planted fault, starting at this seed.
+/// Searches for the planted faults of these names, or for all if there are none, starting at this seed.
 #[must_use]
-pub fn mutants(first: u64) -> Vec<MutantOutcome> {
+pub fn mutants(first: u64, names: &[String]) -> Vec<MutantOutcome> {
+    let is_wanted = |(mutant, _): &(Mutant, u64)| names.is_empty() || names.contains(&format!("{mutant:?}"));
     let search = |(mutant, budget)| {
         let failing = |seed| run(&Case::generate(seed), &mut Coverage::default()).err();
         let search = || (0..budget).find_map(|n| failing(first.wrapping_add(n)).map(|failure| (n + 1, failure)));
         MutantOutcome { mutant, budget, found: with_mutant(mutant, search) }
     };
-    BUDGETS.into_iter().map(search).collect()
+    BUDGETS.into_iter().filter(is_wanted).map(search).collect()
 }
 
 /// Calls `f` with a fault planted.

@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 use stratakv::Durability;
 use stratakv::sim::Rng;
 
+/// Changes of the clock in milliseconds.
+const CLOCK_MS: [i64; 6] = [-86_400_000, -20_000, -700, -2, 20_000, 3_600_000];
+
 /// One operation of a history. A slot is a key. The runner first opens or creates the sequence of a slot if it has no
 /// handle, and deletes a sequence whose slot a new one takes.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -42,6 +45,16 @@ pub enum Operation {
     Adapter { version: u32, put: bool },
     /// Attaches a selector with stored summaries.
     Attach { slot: usize, landmarks: bool },
+    /// Stores the clusters of the case's method. With `keep`, the method stays attached to the handle.
+    StoreClusters { slot: usize, keep: bool },
+    /// Releases the stored clusters.
+    DropClusters { slot: usize },
+    /// Damages all pools in one of four ways.
+    SpoilPools { slot: usize, way: u8 },
+    /// Exchanges tokens in the directories of stored clusters.
+    SpoilDirectories { slot: usize },
+    /// Opens the store a second time, which must fail at once.
+    OpenTwice,
     /// Makes lazy commits durable.
     Flush,
     /// Closes the store and opens it again.
@@ -54,6 +67,10 @@ pub enum Operation {
     Capacity { segments: Option<u64> },
     /// Advances the clock.
     Wait { milliseconds: u64 },
+    /// Sets the clock forward or back.
+    Clock { milliseconds: i64 },
+    /// Appends tokens to another store of the process, commits, and reads them.
+    Neighbour { tokens: usize },
     /// Damages a disk. Reads use other copies and repair the damage.
     Heal { slot: usize },
     /// Declares a disk lost.
@@ -89,10 +106,18 @@ impl Operation {
                 2 => Self::Carry { slot, to: usize::from(size) % SLOTS, part: Some(u16::from(size) * 4) },
                 _ => Self::CheckReaders,
             },
-            13 => Self::Close { slot },
+            13 => match more % 8 {
+                1 | 5 => Self::StoreClusters { slot, keep: size % 2 == 0 },
+                3 if size % 4 == 0 => Self::SpoilPools { slot, way: size / 4 },
+                3 if size % 4 == 1 => Self::OpenTwice,
+                3 if size % 4 == 2 => Self::SpoilDirectories { slot },
+                3 => Self::DropClusters { slot },
+                _ => Self::Close { slot },
+            },
             14 => match more % 3 {
                 0 => Self::Capacity { segments: (size > 0).then_some(u64::from(size % 24)) },
                 1 => Self::Tend,
+                _ if place % 4 == 3 => Self::Clock { milliseconds: (i64::from(size) - 128) * 400 },
                 _ => Self::Wait { milliseconds: u64::from(size) * 200 },
             },
             _ => match more % 8 {
@@ -152,6 +177,7 @@ impl Operation {
             117 => Self::Carry { slot, to: to(rng), part: rng.one_in(4).then(|| rng.below(1000) as u16) },
             118 => Self::Capacity { segments: (!rng.one_in(4)).then(|| devices as u64 * (2 + rng.below(7))) },
             119 | 120 => Self::Tend,
+            121 if rng.one_in(2) => Self::Clock { milliseconds: pick(rng, &CLOCK_MS) },
             121 | 122 => Self::Wait { milliseconds: 1 + rng.below(20_000) },
             123 | 124 => Self::Flush,
             125 | 126 => Self::Clean,

@@ -67,7 +67,7 @@ fn measure(args: &ScaleArgs, rig: &mut ScaleRig) -> Result<()> {
     let rate = args.bps.0;
     let policies = [
         (1, BalancePolicy::EarliestFinish, "no copies"),
-        (2, BalancePolicy::FirstCopy, "first replica"),
+        (2, BalancePolicy::FirstCopy, "first copy"),
         (2, BalancePolicy::FewestReads, "no balance by speed"),
         (2, BalancePolicy::EarliestFinish, "spread"),
     ];

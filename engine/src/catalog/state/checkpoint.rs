@@ -4,7 +4,7 @@
 
 use super::Catalog;
 use crate::catalog::meta::{
-    Counters, FrameMeta, ReplicaMeta, SegmentMeta, SegmentState, SequenceMeta, free_record, open_record, ref_record,
+    CopyMeta, Counters, FrameMeta, SegmentMeta, SegmentState, SequenceMeta, free_record, open_record, ref_record,
     seal_record,
 };
 use crate::catalog::records::RecordBuffer;
@@ -69,11 +69,11 @@ impl Catalog {
         out
     }
 
-    /// Returns an upper bound of the bytes of [`Self::checkpoint`]. With `replicas`, frames may have copies.
-    pub(crate) fn checkpoint_bytes(&self, replicas: bool) -> u64 {
+    /// Returns an upper bound of the bytes of [`Self::checkpoint`]. With `has_copies`, frames may have copies.
+    pub(crate) fn checkpoint_bytes(&self, has_copies: bool) -> u64 {
         let record = |body: usize| (size_of::<m::RecordHeader>() + body).next_multiple_of(8) as u64;
         let layouts = self.layouts.values().map(|layout| record(8 + layout.raw().encoded_bytes())).sum::<u64>();
-        let copies = if replicas { self.members.len() as u64 } else { 0 };
+        let copies = if has_copies { self.members.len() as u64 } else { 0 };
         let frame = record(size_of::<m::Frame>()) + copies * record(size_of::<m::Replica>());
         let sequence = record(size_of::<m::SequenceCreate>()) + 8 + record(size_of::<m::SequenceCommit>());
         let segment = record(size_of::<m::SegmentOpen>()) + record(size_of::<m::SegmentSeal>());
@@ -94,7 +94,7 @@ impl Catalog {
         let refs: usize = self.sequences.values().map(|s| s.refs.capacity() * 16 + s.key.len() * 2).sum();
         self.sequences.len() * (size_of::<SequenceMeta>() + 64)
             + refs
-            + self.frames.values().map(|f| f.replicas.capacity() * size_of::<ReplicaMeta>()).sum::<usize>()
+            + self.frames.values().map(|f| f.other_copies.capacity() * size_of::<CopyMeta>()).sum::<usize>()
             + self.frames.len() * (size_of::<FrameMeta>() + 32)
             + self.placed.values().map(|placed| placed.capacity() * size_of::<FrameId>() + 48).sum::<usize>()
             + self.adapters.keys().map(|(_, name, _)| 2 * name.len() + 96).sum::<usize>()

@@ -16,7 +16,7 @@
 mod checkpoint;
 
 use super::meta::{
-    AdapterMeta, Counters, FrameMeta, ReplicaMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta,
+    AdapterMeta, CopyMeta, Counters, FrameMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta,
     adapter_record_bytes,
 };
 use crate::io::planted;
@@ -51,6 +51,8 @@ pub(crate) struct Catalog {
     key_bytes: u64,
     /// The bytes of the records of all adapters.
     adapter_bytes: u64,
+    /// The latest use of any sequence, in milliseconds since 1970.
+    used_unix_ms: u64,
     /// The generation and nonce of the manifest that replaces this one, if its last record names one.
     pub(crate) superseded: Option<(u64, u64)>,
 }
@@ -95,7 +97,7 @@ impl Catalog {
                 self.release(frame);
             }
             Record::FrameMoved(moved) => self.moved(moved)?,
-            Record::Replica(replica) => self.replica(replica)?,
+            Record::Replica(copy) => self.copy(copy)?,
             Record::SegmentOpen(open) => self.segment_open(open)?,
             Record::SegmentSeal(seal) => {
                 let key = (DeviceIndex(seal.device.get()), SegmentId(seal.segment.get()));
@@ -116,6 +118,7 @@ impl Catalog {
                 sequence.state_frame = (state != 0).then_some(FrameId(state));
                 sequence.committed_unix_ms = commit.committed_unix_ms.get();
                 sequence.used_unix_ms = sequence.used_unix_ms.max(sequence.committed_unix_ms);
+                self.used_unix_ms = self.used_unix_ms.max(commit.committed_unix_ms.get());
             }
             Record::Counters(c) => {
                 let own = &mut self.counters;
@@ -132,6 +135,14 @@ impl Catalog {
             }
         }
         Ok(())
+    }
+
+    /// Returns the time of a use at `now`. It is later than every use before, even if the clock went back, because
+    /// eviction begins with the sequence that was used least recently.
+    pub(crate) fn use_at(&mut self, now: u64) -> u64 {
+        let is_back = now < self.used_unix_ms;
+        self.used_unix_ms = if is_back { self.used_unix_ms.saturating_add(1) } else { now };
+        self.used_unix_ms
     }
 
     fn sequence_mut(&mut self, id: SequenceId) -> std::result::Result<&mut SequenceMeta, String> {
@@ -151,6 +162,7 @@ impl Catalog {
             return Err("two sequences have the same key".into());
         }
         self.counters.sequence = self.counters.sequence.max(id.0.saturating_add(1));
+        self.used_unix_ms = self.used_unix_ms.max(meta.used_unix_ms);
         self.refs += meta.refs.len() as u64;
         self.key_bytes += meta.key.len() as u64;
         self.sequences.insert(id, meta);
@@ -169,7 +181,7 @@ impl Catalog {
             summaries: create.summaries.get(),
             created_unix_ms: create.created_unix_ms.get(),
             ttl_ms: create.ttl_ms.get(),
-            replicas: create.replicas,
+            copies: create.replicas,
             evictable: create.evictable,
             parent: (parent != 0).then_some((SequenceId(parent), create.parent_tokens.get())),
             tokens: 0,
@@ -246,7 +258,9 @@ impl Catalog {
         sequence.tokens = sequence.tokens.min(tokens);
         sequence.token_ids = sequence.token_ids.min(tokens);
         for (_, end) in &mut sequence.refs {
-            *end = (*end).min(tokens);
+            if !planted!(StaleClustersKept) {
+                *end = (*end).min(tokens);
+            }
         }
         Ok(())
     }
@@ -310,7 +324,9 @@ impl Catalog {
             return Err(format!("frame {id} is at {location}, outside the usable pages of that segment"));
         }
         segment.used_pages = segment.used_pages.max(end as u32);
-        segment.live_pages += u64::from(location.pages);
+        if !(derived && planted!(PoolFreedEarly)) {
+            segment.live_pages += u64::from(location.pages);
+        }
         segment.last_lsn = segment.last_lsn.max(lsn);
         self.idle.remove(&key);
         self.placed.entry(key).or_default().push(id);
@@ -318,12 +334,12 @@ impl Catalog {
     }
 
     /// Adds a copy, or replaces the older copy on the same device.
-    fn replica(&mut self, replica: &m::Replica) -> Applied {
-        let id = FrameId(replica.frame.get());
-        let new = ReplicaMeta {
-            generation: replica.generation.get(),
-            location: Location::from_raw(&replica.location),
-            header_crc: replica.header_crc.get(),
+    fn copy(&mut self, copy: &m::Replica) -> Applied {
+        let id = FrameId(copy.frame.get());
+        let new = CopyMeta {
+            generation: copy.generation.get(),
+            location: Location::from_raw(&copy.location),
+            header_crc: copy.header_crc.get(),
         };
         let frame = self.frames.get(&id).ok_or_else(|| format!("frame {id} does not exist"))?;
         let device = new.location.device;
@@ -333,8 +349,8 @@ impl Catalog {
         if frame.location.device == device || frame.location.pages != new.location.pages {
             return Err(format!("the copy of frame {id} at {} does not match the first copy", new.location));
         }
-        let old = frame.replicas.iter().position(|old| old.location.device == device);
-        match old.and_then(|at| frame.replicas.get(at)) {
+        let old = frame.other_copies.iter().position(|old| old.location.device == device);
+        match old.and_then(|at| frame.other_copies.get(at)) {
             Some(old) if old.generation >= new.generation => {
                 return Err(format!("the copy of frame {id} on device {device} is older than the one there"));
             }
@@ -345,9 +361,9 @@ impl Catalog {
         self.add_live_pages(id, new.location, (lsn, false))?;
         let mut dead = None;
         if let Some(frame) = self.frames.get_mut(&id) {
-            match old.and_then(|at| frame.replicas.get_mut(at)) {
+            match old.and_then(|at| frame.other_copies.get_mut(at)) {
                 Some(place) => dead = Some(std::mem::replace(place, new).location),
-                None => frame.replicas.push(new),
+                None => frame.other_copies.push(new),
             }
         }
         dead.into_iter().for_each(|location| self.remove_live_pages(location));
@@ -362,7 +378,7 @@ impl Catalog {
                 return Err(format!("device {device} is removed with frame {id} on it"));
             }
             for frame in self.frames.values_mut() {
-                frame.replicas.retain(|replica| replica.location.device != device);
+                frame.other_copies.retain(|copy| copy.location.device != device);
             }
             self.segments.retain(|key, _| key.0 != device);
             self.placed.retain(|key, _| key.0 != device);
@@ -389,7 +405,7 @@ impl Catalog {
             front_pages: frame.front_pages.get(),
             derived,
             refs: 0,
-            replicas: Vec::new(),
+            other_copies: Vec::new(),
         };
         if self.frames.insert(id, meta).is_some() {
             return Err(format!("frame {id} exists already"));
@@ -437,13 +453,13 @@ impl Catalog {
             return Err(format!("frame {id} is derived, but is moved"));
         }
         // A move to the location of another copy makes that copy the first.
-        let promoted = frame.replicas.iter().position(|replica| replica.location == to);
-        let elsewhere = frame.replicas.iter().any(|replica| replica.location.device == to.device);
+        let promoted = frame.other_copies.iter().position(|copy| copy.location == to);
+        let elsewhere = frame.other_copies.iter().any(|copy| copy.location.device == to.device);
         if promoted.is_none() && elsewhere {
             return Err(format!("frame {id} is moved to device {}, which has a copy of it", to.device));
         }
         if let Some(at) = promoted {
-            frame.replicas.remove(at);
+            frame.other_copies.remove(at);
         }
         let from = std::mem::replace(&mut frame.location, to);
         frame.header_crc = moved.header_crc.get();

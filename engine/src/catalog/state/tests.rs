@@ -55,7 +55,7 @@ proptest! {
         let mut frames = 0_u64;
         let sequence = SequenceId(1);
         catalog.insert_sequence(sequence, &[], SequenceMeta {
-            key: String::new(), layout: LayoutId(1), summaries: 0, created_unix_ms: 0, ttl_ms: 0, replicas: 0,
+            key: String::new(), layout: LayoutId(1), summaries: 0, created_unix_ms: 0, ttl_ms: 0, copies: 0,
             evictable: 0, parent: None, tokens: 0, token_ids: 0, state_frame: None, committed_unix_ms: 0,
             used_unix_ms: 0, adapter: None, refs: Vec::new(),
         }).unwrap();
@@ -78,7 +78,8 @@ proptest! {
                     let meta = FrameMeta {
                         origin: sequence, lsn: frames, nonce: 1,
                         location: Location::from_raw(&at(segment, next[segment as usize])),
-                        header_crc: 0, header_pages: 1, front_pages: 1, derived: false, refs: 0, replicas: Vec::new(),
+                        header_crc: 0, header_pages: 1, front_pages: 1, derived: false, refs: 0,
+                        other_copies: Vec::new(),
                     };
                     next[segment as usize] += 1;
                     catalog.apply(&Record::Frame(&meta.record(FrameId(frames)))).unwrap();

@@ -19,7 +19,7 @@ use super::sizes::{PAGE_BYTES, SLAB_BYTES};
 use super::slab::{PageBacking, Slab};
 use super::slab_table::{ArenaState, SlabRange, SlabTable};
 use crate::error::{Error, ErrorKind};
-use crate::metrics::{Category, EventCount, MemoryBudget, lock};
+use crate::metrics::{Category, EventCount, MemoryBudget, lock, refusal};
 
 /// The reason why the arena gave no lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,6 +102,9 @@ impl Arena {
 
     /// Maps slabs until `find` succeeds or no more can be mapped.
     fn grow_until<T>(&self, find: impl Fn() -> Option<T>) -> Result<T, LeaseError> {
+        if refusal::strikes() {
+            return Err(LeaseError::Now);
+        }
         if let Some(found) = find() {
             return Ok(found);
         }

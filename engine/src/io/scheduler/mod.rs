@@ -17,6 +17,7 @@
 //! | `DeviceQueue` | a served device, as the loop sees it | `device_queue.rs` |
 //! | `Inbox` | the queue between the two | `inbox.rs` |
 //! | [`ThreadRings`] | rings of callers that drive their own reads | `thread_ring.rs` |
+//! | `HelperThread` | a second thread for a caller's reads | `helper_thread.rs` |
 //! | [`ThreadlessScheduler`] | the seam for a simulator | `threadless.rs` |
 //!
 //! Invariants:
@@ -32,6 +33,8 @@ mod batch;
 mod device_guard;
 mod device_handle;
 mod device_queue;
+mod helper_pace;
+mod helper_thread;
 mod inbox;
 pub(crate) mod profile;
 mod registration_queue;
@@ -49,11 +52,12 @@ pub(crate) use affinity::Affinity;
 pub(crate) use batch::{Batch, Priority, Request, Sink, Waiter};
 #[cfg(feature = "sim")]
 pub(crate) use device_handle::DeviceHandle;
+pub(crate) use helper_thread::HelperJob;
 #[cfg(feature = "sim")]
 pub(crate) use shard::Shard;
 pub(crate) use shard_handle::ShardHandle;
 pub(crate) use shard_threads::ShardThreads;
-pub(crate) use thread_ring::{ThreadRingBatch, ThreadRings};
+pub(crate) use thread_ring::{ThreadRingBatch, ThreadRings, Waves};
 #[cfg(feature = "sim")]
 pub(crate) use threadless::ThreadlessDevice;
 pub(crate) use threadless::ThreadlessScheduler;

@@ -176,7 +176,7 @@ impl ShardHandle {
     }
 
     /// Returns whether the device's driver is io_uring, so that callers may drive reads on rings of their own.
-    pub(super) fn drives_uring(&self) -> bool {
+    pub(crate) fn drives_uring(&self) -> bool {
         self.uring
     }
 

@@ -5,7 +5,7 @@
 //! 1. A thread that has read a few times takes its rings, one per device, from the pool. It sets up those that are
 //!    missing.
 //! 2. It queues the requests of every device, so that all devices work before any is waited for.
-//! 3. It waits for slices of completions, reports them to the sink and calls `step`, until every request has completed.
+//! 3. It waits for waves of completions, reports them to the sink and calls `step`, until every request has completed.
 //! 4. It puts the rings back into the pool.
 //!
 //! Invariants:
@@ -20,6 +20,8 @@ use std::thread::ThreadId;
 
 use super::batch::{Request, Sink};
 use super::device_handle::DirectReadCount;
+use super::helper_pace::HelperPace;
+use super::helper_thread::HelperThread;
 use super::shard_handle::ShardHandle;
 use crate::error::Result;
 use crate::io::buffer::arena::Arena;
@@ -34,6 +36,22 @@ const READS_BEFORE: u32 = 2;
 /// Up to this many bytes a read waits for all completions at once. The caller uses the first part of a larger read
 /// while the rest is in flight.
 const WHOLE_BYTES: usize = 384 << 10;
+
+/// How many completions a call waits for at a time.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Waves {
+    /// All of a small batch. Three quarters of a large batch, then the rest. A smaller first wave leaves more to verify
+    /// at the end. More and smaller waves cost more system calls than they hide.
+    Halves,
+    /// A quarter of what is in flight, for callers that do more than verify. The last waves are small, so that little
+    /// is left to do after the last completion.
+    Quarters {
+        /// The bytes of a wave, at least.
+        least: usize,
+        /// True if `step` also runs before the first wait, because the caller has work that needs no block.
+        begins: bool,
+    },
+}
 
 thread_local! {
     static READS: Cell<u32> = const { Cell::new(0) };
@@ -61,6 +79,9 @@ struct RingPool {
 pub(crate) struct ThreadRings {
     arena: Arena,
     pool: Mutex<RingPool>,
+    /// A thread that takes over half of a call's reads, on rings of its own.
+    pub(crate) helper: HelperThread,
+    pub(crate) helper_pace: HelperPace,
 }
 
 /// The requests for one device.
@@ -112,12 +133,10 @@ impl DeviceReads<'_> {
     }
 
     /// Returns how many completions to wait for.
-    ///
-    /// The call waits for all requests of a small batch at once. Of a large batch it waits for three quarters while
-    /// requests are queued or none has completed, and then for the rest. The caller verifies the first part while the
-    /// rest is in flight. A smaller first part leaves more to verify at the end. More and smaller parts cost more
-    /// system calls than they hide.
-    fn slice(&self) -> usize {
+    fn wave(&self, waves: Waves) -> usize {
+        if let Waves::Quarters { least, .. } = waves {
+            return (least / self.bytes_each.max(1)).max(self.in_flight / 4).clamp(1, self.in_flight);
+        }
         let small = self.in_flight * self.bytes_each <= WHOLE_BYTES;
         let first = self.in_flight == self.tags.len() || 2 * self.in_flight > self.ring.depth();
         match small || !first {
@@ -146,11 +165,12 @@ impl DeviceReads<'_> {
 }
 
 impl ThreadRings {
-    pub(crate) fn new(arena: Arena) -> Self {
-        Self { arena, pool: Mutex::default() }
+    pub(crate) fn new(arena: Arena, helper: Option<bool>) -> Self {
+        let (helper, helper_pace) = (HelperThread::default(), HelperPace::new(helper));
+        Self { arena, pool: Mutex::default(), helper, helper_pace }
     }
 
-    /// Executes reads on the calling thread. The sink hears each request once, and `step` runs after each slice of
+    /// Executes reads on the calling thread. The sink hears each request once, and `step` runs after each wave of
     /// completions.
     ///
     /// # Errors
@@ -159,6 +179,7 @@ impl ThreadRings {
     pub(crate) fn read<'a>(
         &self,
         batches: Vec<ThreadRingBatch<'a>>,
+        waves: Waves,
         sink: &dyn Sink,
         step: &mut dyn FnMut(),
     ) -> Result<(), Vec<ThreadRingBatch<'a>>> {
@@ -185,7 +206,7 @@ impl ThreadRings {
                 _direct_read: DirectRead::new(shard.direct_reads()),
             });
         }
-        let whole = Self::execute(&mut work, sink, step);
+        let whole = Self::execute(&mut work, waves, sink, step);
         for DeviceReads { ring, device, .. } in work {
             own.rings[device] = Some(ring);
         }
@@ -214,15 +235,19 @@ impl ThreadRings {
     }
 
     /// Executes the reads of all devices. Returns `false` if a ring broke. Every request is reported in that case too.
-    fn execute(work: &mut [DeviceReads<'_>], sink: &dyn Sink, step: &mut dyn FnMut()) -> bool {
+    fn execute(work: &mut [DeviceReads<'_>], waves: Waves, sink: &dyn Sink, step: &mut dyn FnMut()) -> bool {
         let mut done = Vec::new();
         let mut whole = true;
-        if work.len() > 1 {
+        let begins = matches!(waves, Waves::Quarters { begins: true, .. });
+        if work.len() > 1 || begins {
             // All devices begin before any is waited for.
             for part in work.iter_mut() {
                 part.fill_ring();
                 whole &= part.drive(Wait::No, &mut done, sink);
             }
+        }
+        if begins {
+            step();
         }
         loop {
             let mut busy = false;
@@ -230,8 +255,8 @@ impl ThreadRings {
                 part.fill_ring();
                 if part.in_flight > 0 {
                     busy = true;
-                    let slice = part.slice();
-                    whole &= part.drive(Wait::Completions(slice), &mut done, sink);
+                    let wave = part.wave(waves);
+                    whole &= part.drive(Wait::Completions(wave), &mut done, sink);
                     step();
                 }
             }

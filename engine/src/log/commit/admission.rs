@@ -56,7 +56,7 @@ impl Committer {
 
     /// Returns the bytes of a generation that also holds `more` bytes of records.
     fn needed(&self, more: u64) -> u64 {
-        let state = lock(&self.catalog).checkpoint_bytes(self.devices.has_replicas());
+        let state = lock(&self.catalog).checkpoint_bytes(self.devices.has_copies());
         let state = state + self.admitted.load(Ordering::Relaxed) + more;
         // Includes the padding of batches, as a checkpoint counts it, and space for the batches that follow.
         let batches = 1 + state / self.devices.environment.sizes().batch_bytes as u64;

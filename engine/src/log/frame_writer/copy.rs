@@ -24,7 +24,9 @@ pub(super) struct PlacedFrame<'a> {
     pub(super) front_bytes: usize,
     pub(super) front: &'a Front<'a>,
     pub(super) runs: &'a [PlacedRun],
-    /// Pages of the front and of the runs.
+    /// The pages of its pools, if it is a derived frame. It has no runs then.
+    pub(super) pools: &'a [u8],
+    /// Pages of the front, of the runs and of the pools.
     pub(super) pages: u32,
 }
 
@@ -62,7 +64,11 @@ impl PlacedFrame<'_> {
             writes.push(buffer, offset, bytes)?;
             offset += bytes as u64;
         }
-        self.write_runs(&mut writes, location.offset() + self.front_bytes as u64)?;
+        let behind = location.offset() + self.front_bytes as u64;
+        self.write_runs(&mut writes, behind)?;
+        if !self.pools.is_empty() {
+            writes.write_now(behind, self.pools)?;
+        }
         let requests = writes.requests;
         let waiter = Waiter::new(if blocking { 1 } else { requests.len() });
         if blocking {

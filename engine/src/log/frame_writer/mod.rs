@@ -9,10 +9,12 @@
 //! Invariant: the bytes of all copies are equal except for the header's place and its CRC.
 
 mod copy;
+mod derived;
 mod tables;
 mod target;
 mod written;
 
+pub(crate) use derived::{DerivedDraft, DerivedFrame, DirectoryBytes, write_derived};
 pub(crate) use target::FrameTarget;
 pub(crate) use written::WrittenFrame;
 
@@ -25,7 +27,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
 use copy::PlacedFrame;
 use std::sync::Arc;
-use stratakv_format::frame::{self, HeaderBuilder};
+use stratakv_format::frame;
 use stratakv_format::page::round_up_to_page;
 use stratakv_format::{FrameId, PAGE_BYTES};
 use tables::FrameTables;
@@ -65,23 +67,9 @@ pub(crate) fn write(
     let front_pages = (front_bytes / PAGE_BYTES) as u32;
     tables.place(front_descriptors, header_bytes, front_bytes);
     runs.iter_mut().for_each(|run| run.page += front_pages);
-    let header = HeaderBuilder {
-        frame: id,
-        lsn,
-        nonce,
-        sequence: identity.sequence,
-        parent: identity.parent,
-        created_unix_ms: target.devices.environment.unix_ms(),
-        layout_id: identity.layout_id,
-        layout: identity.layout.raw(),
-        key: identity.key.as_bytes(),
-        summaries: identity.summaries,
-        descriptors: &tables.descriptors,
-        checksums: &tables.checksums,
-        front_pages,
-    };
-    let pages = front_pages + run_pages;
-    let placed = PlacedFrame { header, header_bytes, front_bytes, front: &tables.front, runs: &runs, pages };
+    let header = tables.header((id, lsn), front_pages);
+    let (front, pages) = (&tables.front, front_pages + run_pages);
+    let placed = PlacedFrame { header, header_bytes, front_bytes, front, runs: &runs, pools: &[], pages };
     let mut copies = write_copies(&placed, target, identity, builder.small().is_some())?;
     let Some((first, others)) = copies.split_first() else {
         return Err(Error::new(ErrorKind::NoSpace, "write frame: no device takes new frames"));
@@ -96,7 +84,7 @@ pub(crate) fn write(
         front_pages,
         derived: false,
         refs: 0,
-        replicas: others.iter().map(CopyFlight::replica).collect(),
+        other_copies: others.iter().map(CopyFlight::meta).collect(),
     };
     let body = FrameBody {
         id,
@@ -105,7 +93,7 @@ pub(crate) fn write(
         segment: Arc::clone(&first.segment),
         page: first.location.page,
         header_crc: first.header_crc,
-        replicas: others.iter().map(CopyFlight::place).collect(),
+        other_copies: others.iter().map(CopyFlight::place).collect(),
         checksums: tables.checksums[group_checksums..].into(),
         summaries: tables.summary_places(builder).into(),
     };

@@ -22,9 +22,9 @@ use crate::log::devices::Devices;
 use crate::log::frame_builder::{FrameBuilder, RecordBytes, SummaryPart, SummaryRecordKind, TailRows};
 use crate::log::sequence_identity::SequenceIdentity;
 use std::sync::Arc;
-use stratakv_format::frame::{self, Descriptor};
+use stratakv_format::frame::{self, Descriptor, HeaderBuilder};
 use stratakv_format::layout::LayerGeometry;
-use stratakv_format::{PAGE_BYTES, PlaneIdentity};
+use stratakv_format::{FrameId, PAGE_BYTES, PlaneIdentity};
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// The descriptors and checksums of a frame that is being built, and the small pieces behind its header.
@@ -102,6 +102,26 @@ impl<'a> FrameTables<'a> {
         Self { devices, identity, nonce, descriptors: Vec::new(), checksums: Vec::new(), front: Front::default() }
     }
 
+    /// Returns the header of the frame, complete except for its place. All tables are filled.
+    pub(super) fn header(&self, (frame, lsn): (FrameId, u64), front_pages: u32) -> HeaderBuilder<'_> {
+        let identity = self.identity;
+        HeaderBuilder {
+            frame,
+            lsn,
+            nonce: self.nonce,
+            sequence: identity.sequence,
+            parent: identity.parent,
+            created_unix_ms: self.devices.environment.unix_ms(),
+            layout_id: identity.layout_id,
+            layout: identity.layout.raw(),
+            key: identity.key.as_bytes(),
+            summaries: identity.summaries,
+            descriptors: &self.descriptors,
+            checksums: &self.checksums,
+            front_pages,
+        }
+    }
+
     /// Adds everything of the builder that precedes the groups: summaries, token ids, caller state, adapters, tails.
     ///
     /// # Errors
@@ -142,6 +162,22 @@ impl<'a> FrameTables<'a> {
             self.front_piece(&FramePiece { layer: tail.layer, ..piece }, planes);
         }
         Ok(())
+    }
+
+    /// Adds a piece of a directory of clusters, which is piece `number` of the frame.
+    pub(super) fn put_directory(&mut self, number: u64, layer: usize, piece: &'a [u8]) {
+        let own = FramePiece::small(frame::KIND_CLUSTER_DIRECTORY, number, piece.len() as u32);
+        self.front_piece(&FramePiece { layer, ..own }, &[&[piece]]);
+    }
+
+    /// Adds a pool of a layer, all of whose pages are written with the frame. It follows the front.
+    pub(super) fn put_pool(&mut self, layer: usize, page_bytes: usize, bytes: usize) {
+        let pages = (bytes / page_bytes) as u32;
+        let own = FramePiece::small(frame::KIND_POOL, 0, pages);
+        self.describe(&FramePiece { layer, pieces: pages, ..own }, 0, bytes as u64, self.checksums.len());
+        if let Some(descriptor) = self.descriptors.last_mut() {
+            descriptor.record_bytes = U32::new(page_bytes as u32);
+        }
     }
 
     /// Adds the groups. Runs of one layer that continue each other become one extent.

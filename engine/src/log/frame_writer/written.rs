@@ -1,6 +1,6 @@
 //! A frame after its writes were submitted: waiting for them, and dropping copies that failed.
 
-use crate::catalog::{Flight, FrameCopy, FrameMeta, FrameSlot, GroupBuffer, ReplicaMeta, SegmentHandle};
+use crate::catalog::{CopyMeta, Flight, FrameCopy, FrameMeta, FrameSlot, GroupBuffer, SegmentHandle};
 use crate::error::Result;
 use crate::io::buffer::lease::Lease;
 use crate::io::scheduler::Waiter;
@@ -83,7 +83,7 @@ impl WrittenFrame {
     fn name_copies(&mut self) {
         let Some((first, others)) = self.copies.split_first() else { return };
         (self.meta.location, self.meta.header_crc) = (first.location, first.header_crc);
-        self.meta.replicas = others.iter().map(CopyFlight::replica).collect();
+        self.meta.other_copies = others.iter().map(CopyFlight::meta).collect();
         self.body.set_location(first.place(), others.iter().map(CopyFlight::place).collect());
         self.body.keep_flights(|segment| self.copies.iter().any(|copy| Arc::ptr_eq(&copy.segment, segment)));
     }
@@ -104,7 +104,7 @@ impl CopyFlight {
         FrameCopy { segment: Arc::clone(&self.segment), page: self.location.page, header_crc: self.header_crc }
     }
 
-    pub(super) fn replica(&self) -> ReplicaMeta {
-        ReplicaMeta { generation: 1, location: self.location, header_crc: self.header_crc }
+    pub(super) fn meta(&self) -> CopyMeta {
+        CopyMeta { generation: 1, location: self.location, header_crc: self.header_crc }
     }
 }

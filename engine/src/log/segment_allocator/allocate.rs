@@ -7,6 +7,8 @@
 //! 5. The segment that another thread is opening, after waiting for it.
 //! 6. Any open segment with enough free pages.
 //!
+//! Derived frames are stored in segments for pools, so they skip 2 and 6, and no other frame takes their segments.
+//!
 //! Lock order: files are created and written without the allocator's lock.
 
 use super::{DeviceSpace, OWN_MAX, OpenSegment, SegmentAllocator, SegmentLifetime, WriteStream, reserve};
@@ -22,7 +24,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use stratakv_format::features::Features;
 use stratakv_format::manifest::Kind;
-use stratakv_format::segment::{self, KIND_LOG, POSITION_HEADER, POSITION_TRAILER, SegmentPage};
+use stratakv_format::segment::{self, KIND_LOG, KIND_POOL, POSITION_HEADER, POSITION_TRAILER, SegmentPage};
 use stratakv_format::{DeviceIndex, Location, PAGE_BYTES, SegmentId, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};
 
@@ -50,6 +52,8 @@ struct NextSegment {
     fresh: bool,
     /// True if it stays free, for the reserve.
     spare: bool,
+    /// The kind of the frames that it will store.
+    kind: u8,
 }
 
 /// The writer of a frame.
@@ -61,6 +65,8 @@ pub(crate) enum Writer {
     ShortLived(SequenceId),
     /// Cleaning, for a frame that it moves.
     Cleaning,
+    /// Any sequence, for a derived frame.
+    Pools,
 }
 
 /// Takes `pages` on `device`.
@@ -93,6 +99,7 @@ pub(crate) fn allocate(
                 Writer::Sequence(sequence) => (space.stream_of(devices, sequence, device), Some(sequence)),
                 Writer::ShortLived(sequence) => (WriteStream::ShortLived, Some(sequence)),
                 Writer::Cleaning => (WriteStream::Relocated, None),
+                Writer::Pools => (WriteStream::Pools, None),
             };
             let step = space.step(devices, device, (stream, sequence), pages, full.as_ref())?;
             (stream, step, Arc::clone(&space.changed))
@@ -163,9 +170,9 @@ impl SegmentAllocator {
         // One more used segment may need a larger reserve.
         let (kept, free) = (reserve(own.used() + 1), own.free.len() as u64);
         if free > kept + if may_grow { 0 } else { AHEAD_LEAVES } {
-            return own.reopen(device);
+            return own.reopen(device, KIND_LOG);
         }
-        may_grow.then(|| own.grow(device, free < kept))
+        may_grow.then(|| own.grow(device, free < kept, KIND_LOG))
     }
 
     /// Returns the stream that frames of a sequence belong to on a device.
@@ -236,15 +243,17 @@ impl SegmentAllocator {
         if own.streams.get(&stream).is_some_and(fits) {
             return self.took(device, stream, writer, pages);
         }
+        let kind = stream.kind();
         // The emptiest partial segment. A sequence with segments of its own takes only one that is nearly empty.
         let wanted = if matches!(stream, WriteStream::Dedicated(_)) { nearly_whole(usable) } else { pages };
-        if let Some(at) = own.partial.iter().rposition(|active| active.room() >= wanted.max(pages)) {
+        let has_room = |active: &OpenSegment| active.kind == kind && active.room() >= wanted.max(pages);
+        if let Some(at) = own.partial.iter().rposition(has_room) {
             let active = own.partial.remove(at);
             return self.switch(device, (stream, writer), active, pages);
         }
         let kept = if stream == WriteStream::Relocated || lent { 0 } else { reserve(own.used()) };
         if own.free.len() as u64 > kept
-            && let Some(opening) = own.reopen(device)
+            && let Some(opening) = own.reopen(device, kind)
         {
             return Ok(AllocationStep::Open(opening));
         }
@@ -252,13 +261,14 @@ impl SegmentAllocator {
         // Cleaning tries again later. If many files cannot be written, it creates no more of them.
         let is_futile = stream == WriteStream::Relocated && own.aside.len() >= SKIPS_MAX;
         if full.is_none() && !is_futile && self.may_grow(devices) {
-            return Ok(AllocationStep::Open(self.space_of(device)?.grow(device, spare)));
+            return Ok(AllocationStep::Open(self.space_of(device)?.grow(device, spare, kind)));
         }
         let own = self.space_of(device)?;
         if own.opening > 0 {
             return Ok(AllocationStep::Wait(self.changed.epoch()));
         }
-        // Better beside other frames than nowhere.
+        // Better beside other frames of its kind than nowhere.
+        let fits = |active: &OpenSegment| active.kind == kind && fits(active);
         if let Some(at) = own.partial.iter().rposition(fits) {
             let active = own.partial.remove(at);
             return self.switch(device, (stream, writer), active, pages);
@@ -332,7 +342,7 @@ impl SegmentAllocator {
             generation: opening.generation,
             nonce: opened.nonce,
             pages,
-            kind: KIND_LOG,
+            kind: opening.kind,
             state: SegmentState::Open,
             used_pages: 1,
             live_pages: 0,
@@ -340,6 +350,9 @@ impl SegmentAllocator {
         };
         let key = (device, id);
         self.pending.push(Kind::SegmentOpen, &open_record(key, &meta), &[]);
+        if opening.kind == KIND_POOL {
+            self.pending.require_pools();
+        }
         if opening.spare {
             self.pending.push(Kind::SegmentFree, &free_record(key, opening.generation, false), &[]);
             self.space_of(device)?.free.push((id, opening.generation));
@@ -356,9 +369,12 @@ impl SegmentAllocator {
             in_flight: AtomicU64::new(0),
             pin: Pin::new(),
         });
-        self.opened.push(Arc::clone(&handle));
+        // The header of a segment for pools is synced already, so that no commit syncs one.
+        if opening.kind == KIND_LOG {
+            self.opened.push(Arc::clone(&handle));
+        }
         self.handles.insert(key, SegmentLifetime::of(&handle));
-        let active = OpenSegment { handle, next_page: 1, only: None };
+        let active = OpenSegment { handle, next_page: 1, only: None, kind: opening.kind };
         let before = match stream {
             Some(stream) => self.space_of(device)?.streams.insert(stream, active),
             None => Some(active),
@@ -370,19 +386,19 @@ impl SegmentAllocator {
 
 impl DeviceSpace {
     /// Takes a free segment for its next generation.
-    fn reopen(&mut self, device: DeviceIndex) -> Option<NextSegment> {
+    fn reopen(&mut self, device: DeviceIndex, kind: u8) -> Option<NextSegment> {
         let (id, ended) = self.free.pop()?;
         self.opening += 1;
         coverage!(SegmentRecycled);
-        Some(NextSegment { device, id, generation: ended.saturating_add(1), fresh: false, spare: false })
+        Some(NextSegment { device, id, generation: ended.saturating_add(1), fresh: false, spare: false, kind })
     }
 
-    /// Takes the id of a segment without a file.
-    fn grow(&mut self, device: DeviceIndex, spare: bool) -> NextSegment {
+    /// Takes the id of a segment without a file. A spare one stays free, so its kind is decided when it is reused.
+    fn grow(&mut self, device: DeviceIndex, spare: bool, kind: u8) -> NextSegment {
         self.opening += 1;
         let id = SegmentId(self.next_segment);
         self.next_segment += 1;
-        NextSegment { device, id, generation: 1, fresh: true, spare }
+        NextSegment { device, id, generation: 1, fresh: true, spare, kind: if spare { KIND_LOG } else { kind } }
     }
 }
 
@@ -406,8 +422,8 @@ struct AllocateFailure {
     exists: bool,
 }
 
-/// Creates or opens the file of a segment, and writes its header and trailer unless it stays free. The pages are not
-/// synced.
+/// Creates or opens the file of a segment, and writes its header and trailer unless it stays free. The pages of a
+/// segment for pools are synced. The commit that records another segment syncs its pages.
 fn open_segment(devices: &Devices, opening: &NextSegment) -> std::result::Result<OpenedSegment, AllocateFailure> {
     let (device, id) = (opening.device, opening.id);
     let bytes = u64::from(devices.identity.segment_pages) * PAGE_BYTES as u64;
@@ -448,7 +464,7 @@ fn open_segment(devices: &Devices, opening: &NextSegment) -> std::result::Result
         segment: U32::new(id.0),
         pages: U32::new(devices.identity.segment_pages),
         device: U16::new(device.0),
-        kind: KIND_LOG,
+        kind: opening.kind,
         position,
         reserved: [0; 4],
     };
@@ -457,5 +473,8 @@ fn open_segment(devices: &Devices, opening: &NextSegment) -> std::result::Result
         .write_all(&target, 0, &page(POSITION_HEADER).encode())
         .and_then(|()| devices.write_all(&target, bytes - PAGE_BYTES as u64, &page(POSITION_TRAILER).encode()));
     written.map_err(failed)?;
+    if opening.kind == KIND_POOL {
+        devices.sync_all([(device, &file)].into_iter()).map_err(failed)?;
+    }
     Ok(OpenedSegment { file, nonce, made })
 }

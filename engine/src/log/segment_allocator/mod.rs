@@ -29,7 +29,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 use stratakv_format::manifest::Kind;
-use stratakv_format::segment::KIND_POOL;
+use stratakv_format::segment::{KIND_LOG, KIND_POOL};
 use stratakv_format::{DeviceIndex, FrameId, SegmentId, SequenceId};
 
 pub(crate) use allocate::{Writer, allocate, open_ahead};
@@ -54,6 +54,15 @@ pub(crate) enum WriteStream {
     ShortLived,
     /// Frames that cleaning moved here, because they outlived their segment.
     Relocated,
+    /// Derived frames of all sequences. They have segments of a kind of their own.
+    Pools,
+}
+
+impl WriteStream {
+    /// Returns the kind of the segments of this stream.
+    fn kind(self) -> u8 {
+        if self == Self::Pools { KIND_POOL } else { KIND_LOG }
+    }
 }
 
 /// A segment that takes frames.
@@ -62,6 +71,8 @@ struct OpenSegment {
     next_page: u32,
     /// The sequence that wrote everything in it so far, if it is one.
     only: Option<SequenceId>,
+    /// The kind of the segment: for the log, or for pools.
+    kind: u8,
 }
 
 impl OpenSegment {
@@ -227,9 +238,8 @@ impl SegmentAllocator {
                 }
                 SegmentState::Open => {
                     let handle = space.handle(devices, *key, meta)?;
-                    let active = OpenSegment { handle, next_page: meta.used_pages, only: None };
-                    // Frames of the log must not be written to a segment for pools.
-                    if meta.kind == KIND_POOL { space.seal(active) } else { space.retire(key.0, active) }
+                    space
+                        .retire(key.0, OpenSegment { handle, next_page: meta.used_pages, only: None, kind: meta.kind });
                 }
             }
         }
@@ -315,11 +325,12 @@ impl SegmentAllocator {
         }
     }
 
-    /// Makes an open segment partial if an eighth of it is free, else seals it.
+    /// Makes an open segment partial if an eighth of it is free, else seals it. A segment for pools is always sealed,
+    /// because any stream of the log may take a partial segment.
     fn retire(&mut self, device: DeviceIndex, active: OpenSegment) {
         let usable = self.segment_pages - 2;
         let Some(own) = self.devices.get_mut(&device) else { return };
-        let full = if active.room() >= (usable / 8).max(1) {
+        let full = if active.kind == KIND_LOG && active.room() >= (usable / 8).max(1) {
             own.partial.push(active);
             own.partial.sort_by_key(OpenSegment::room);
             (own.partial.len() > PARTIAL_MAX).then(|| own.partial.remove(0))

@@ -27,9 +27,9 @@ fn query_bytes(ask: &EntryRequest<'_>) -> usize {
 
 /// Returns the bytes of the products of `rows` representatives with the query, and of their scores.
 pub(crate) fn product_bytes(rows: usize, ask: &EntryRequest<'_>, is_joint: bool) -> usize {
-    // The products of two lists are joined, and groups of a softmax are copied.
+    // The products of two lists are joined, groups of a softmax are copied, and rows that do not count are listed.
     let products = rows * lanes(ask, is_joint) * (GROWING + 1);
-    (products + 2 * rows + 16 * lanes(ask, is_joint)) * size_of::<f32>() + query_bytes(ask)
+    (products + (2 + GROWING) * rows + 16 * lanes(ask, is_joint)) * size_of::<f32>() + query_bytes(ask)
 }
 
 /// Returns the bytes of the keys of `tokens` recent tokens in 16 bits per element.
@@ -58,7 +58,7 @@ pub(crate) fn take_bytes(clusters: usize, ask: &EntryRequest<'_>) -> usize {
     let is_taken = tokens;
     // The members of one cluster that are not taken yet.
     let own = GROWING * tokens * size_of::<u32>();
-    let scores = clusters * (size_of::<f32>() + GROWING * size_of::<(f32, u64)>());
+    let scores = clusters * (size_of::<f32>() + size_of::<u64>());
     is_taken + own + scores + result_bytes(clusters, ask) + CONSTANT
 }
 

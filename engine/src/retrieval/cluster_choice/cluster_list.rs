@@ -15,6 +15,11 @@ pub(crate) trait ClusterList {
     /// Returns the members of a cluster that exists. A cluster without a member is never chosen.
     fn members(&self, cluster: usize) -> &[u32];
 
+    /// Returns whether a cluster that exists has a member.
+    fn has_members(&self, cluster: usize) -> bool {
+        !self.members(cluster).is_empty()
+    }
+
     /// Returns the vectors by which clusters are found: their centroids, or the keys of their medoids. A list whose
     /// members are scored may have none.
     fn representatives(&self) -> Option<&ScaledRows>;
@@ -23,22 +28,24 @@ pub(crate) trait ClusterList {
 /// The choice from one list: its clusters, then the recent tokens, each as a cluster of its own.
 pub(crate) struct ListChoice<'a> {
     list: &'a dyn ClusterList,
+    /// The clusters of the list.
+    clusters: usize,
     recent: &'a [u32],
 }
 
 impl<'a> ListChoice<'a> {
     pub(crate) fn new(list: &'a dyn ClusterList, recent: &'a [u32]) -> Self {
-        Self { list, recent }
+        Self { list, clusters: list.count(), recent }
     }
 
     /// Returns the number of clusters, clusters of one included.
     pub(crate) fn len(&self) -> usize {
-        self.list.count() + self.recent.len()
+        self.clusters + self.recent.len()
     }
 
     /// Returns the members of a cluster.
     pub(crate) fn members(&self, cluster: usize) -> &'a [u32] {
-        match cluster.checked_sub(self.list.count()) {
+        match cluster.checked_sub(self.clusters) {
             None => self.list.members(cluster),
             Some(recent_token) => &self.recent[recent_token..=recent_token],
         }
@@ -57,7 +64,7 @@ impl<'a> ListChoice<'a> {
     /// Takes clusters by falling score, after the tokens of `first`. The result names no recent token as a cluster.
     pub(crate) fn take(&self, scores: &[f32], first: impl Iterator<Item = u32>, ask: &EntryRequest<'_>) -> Taken {
         let mut taken = take_clusters(scores, |cluster| self.members(cluster), first, &ask.tokens, ask.budget);
-        taken.clusters.retain(|cluster| (*cluster as usize) < self.list.count());
+        taken.clusters.retain(|cluster| (*cluster as usize) < self.clusters);
         taken
     }
 }
@@ -79,7 +86,7 @@ pub(crate) fn choose_clusters(
         None => {
             let rows = [list.representatives(), recent.keys()];
             let products = HeadProducts::of_all(rows.into_iter().flatten(), head, ask);
-            products.scores(ask, |cluster| !choice.members(cluster).is_empty())
+            products.scores(ask, |cluster| cluster >= choice.clusters || list.has_members(cluster))
         }
     };
     choice.take(&scores, first, ask)

@@ -19,6 +19,7 @@
 mod choice_bytes;
 mod cluster_list;
 mod clustered_keys;
+mod key_space;
 mod member_codes;
 mod options;
 mod recent_changes;
@@ -33,6 +34,7 @@ pub(crate) use choice_bytes::{
 };
 pub(crate) use cluster_list::{ClusterList, ListChoice, choose_clusters};
 pub(crate) use clustered_keys::{ClusteredKeys, FIRST_ENTRIES, cluster_keys, cluster_keys_bytes};
+pub(crate) use key_space::KeySpace;
 pub(crate) use member_codes::{coded_members, codes_in, member_codes};
 pub(crate) use options::ClusterOptions;
 pub use options::{ChosenBy, HeadSharing};

@@ -50,18 +50,15 @@ impl HeadProducts {
     /// Returns the aggregated score of each vector. Vectors that `counts` excludes get negative infinity and take no
     /// part in a softmax.
     pub(crate) fn scores(mut self, ask: &EntryRequest<'_>, counts: impl Fn(usize) -> bool) -> Vec<f32> {
-        for (at, unit) in self.units.chunks_exact_mut(self.lanes).enumerate() {
-            if !counts(at) {
-                unit.fill(f32::MIN);
-            }
+        let excluded: Vec<u32> =
+            (0..self.units.len() / self.lanes).filter(|at| !counts(*at)).map(|at| at as u32).collect();
+        for at in &excluded {
+            self.units[*at as usize * self.lanes..][..self.lanes].fill(f32::MIN);
         }
         let mut scores = vec![0.0; self.units.len() / self.lanes];
         aggregate(&mut self.units, (self.heads, self.lanes), 1, ask.aggregation, ask.scale, &mut scores);
-        for (at, score) in scores.iter_mut().enumerate() {
-            if !counts(at) || score.is_nan() {
-                *score = f32::NEG_INFINITY;
-            }
-        }
+        excluded.iter().for_each(|at| scores[*at as usize] = f32::NEG_INFINITY);
+        scores.iter_mut().filter(|score| score.is_nan()).for_each(|score| *score = f32::NEG_INFINITY);
         scores
     }
 

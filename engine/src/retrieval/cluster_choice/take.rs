@@ -3,8 +3,10 @@
 //! Clusters are taken by falling score, ties by the lower cluster. A cluster that no longer fits is passed over, and
 //! smaller ones behind it are tried.
 
-use crate::retrieval::top_k::{highest, score_order};
 use std::ops::Range;
+
+/// Clusters that are sorted first. Each further run of them has twice as many.
+const SORTED_FIRST: usize = 64;
 
 /// The tokens and clusters that were taken for one list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +41,7 @@ pub(crate) fn take_clusters<'a>(
     budget: usize,
 ) -> Taken {
     let mut taken = Taken::default();
+    taken.tokens.reserve(budget.min(tokens.len()));
     let mut is_taken = vec![false; tokens.len()];
     for token in first.filter(|token| tokens.contains(&(*token as usize))) {
         let seen = &mut is_taken[token as usize - tokens.start];
@@ -47,35 +50,72 @@ pub(crate) fn take_clusters<'a>(
             taken.tokens.push(token);
         }
     }
-    let mut own = Vec::new();
-    let mut looked = 0;
-    // Most budgets are used by a few of the clusters, so the best are found first and the others only if needed.
-    let mut wanted = budget.max(16);
-    while taken.tokens.len() < budget && looked < scores.len() {
-        let mut best = highest(scores, wanted, |at| scores[at] > f32::NEG_INFINITY);
-        best.sort_unstable_by(|a, b| score_order(*a, *b));
-        for (_, cluster) in best.iter().skip(looked) {
-            own.clear();
-            let is_new =
-                |token: &&u32| tokens.contains(&(**token as usize)) && !is_taken[**token as usize - tokens.start];
-            own.extend(members(*cluster as usize).iter().filter(is_new));
-            if own.is_empty() || taken.tokens.len() + own.len() > budget {
+    let mut keys: Vec<u64> = Vec::with_capacity(scores.len());
+    keys.extend(scores.iter().enumerate().filter(|(_, score)| **score > f32::NEG_INFINITY).map(order_key));
+    // Most budgets are used by a few of the clusters, so the best are sorted first, and the others only if needed.
+    let (mut rest, mut run) = (keys.as_mut_slice(), SORTED_FIRST);
+    while taken.tokens.len() < budget && !rest.is_empty() {
+        let (best, others) = best_of(rest, run);
+        (rest, run) = (others, run.saturating_mul(2));
+        // The lists are far apart in memory. The processor fetches all of them at once if one number of each is read.
+        let first_members = best.iter().filter_map(|key| members(*key as u32 as usize).first());
+        std::hint::black_box(first_members.fold(0_u32, |sum, token| sum.wrapping_add(*token)));
+        for key in best {
+            let cluster = *key as u32;
+            let before = taken.tokens.len();
+            let fits = take_new(members(cluster as usize), tokens.start, &is_taken, (budget, &mut taken.tokens));
+            if !fits {
+                taken.tokens.truncate(before);
+            }
+            let own = &taken.tokens[before..];
+            if own.is_empty() {
                 continue;
             }
             own.iter().for_each(|token| is_taken[*token as usize - tokens.start] = true);
-            taken.tokens.extend_from_slice(&own);
-            taken.clusters.push(*cluster as u32);
+            taken.clusters.push(cluster);
             if taken.tokens.len() == budget {
                 break;
             }
         }
-        if best.len() < wanted {
-            break;
-        }
-        looked = best.len();
-        wanted = wanted.saturating_mul(4);
     }
     taken
+}
+
+/// Adds the members that may be chosen and are not taken yet. Returns false as soon as there are more than `budget`.
+///
+/// `is_taken` has the tokens that may be chosen, from `start` on.
+fn take_new(members: &[u32], start: usize, is_taken: &[bool], (budget, taken): (usize, &mut Vec<u32>)) -> bool {
+    for token in members {
+        // A token before the first one wraps around, to a number above all others.
+        if is_taken.get((*token as usize).wrapping_sub(start)) != Some(&false) {
+            continue;
+        }
+        if taken.len() == budget {
+            return false;
+        }
+        taken.push(*token);
+    }
+    true
+}
+
+/// Returns a key that is lower for a higher score. Among equal scores it is lower for a lower cluster, which is its
+/// lower half.
+fn order_key((cluster, score): (usize, &f32)) -> u64 {
+    let bits = score.to_bits();
+    // Integers in the total order of floats: negative ones have all bits inverted, others the sign.
+    let rising = if bits >> 31 == 1 { !bits } else { bits | 1 << 31 };
+    u64::from(!rising) << 32 | cluster as u64
+}
+
+/// Returns the lowest `count` keys, sorted, and the others.
+fn best_of(keys: &mut [u64], count: usize) -> (&mut [u64], &mut [u64]) {
+    let count = count.min(keys.len());
+    if count < keys.len() {
+        keys.select_nth_unstable(count);
+    }
+    let (best, others) = keys.split_at_mut(count);
+    best.sort_unstable();
+    (best, others)
 }
 
 #[cfg(test)]

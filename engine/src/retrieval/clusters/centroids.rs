@@ -12,12 +12,15 @@
 //! - The nearest centroid does not depend on which keys are expected together.
 //! - A centroid that is left out has an infinite norm.
 
-use crate::kernels::{POINTS, PointLanes, lower_to_nearest, point_block, point_products, squared_norms};
+use super::nearest_rows::nearest_rows;
+use crate::kernels::{POINTS, PointLanes, RowQuery, point_block, point_products, squared_norms};
 use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::summary_records::Records;
+use std::ops::Range;
+use stratakv_format::DType;
 
-/// Centroids that are widened at a time.
-const TILE: usize = 32;
+/// Full lists of centroids grow by this part of themselves.
+const GROWTH: usize = 16;
 
 /// The elements in which centroids are kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,8 +54,10 @@ struct ExpectedKeys {
     keys: Vec<f32>,
     /// The keys that were asked for.
     asked: usize,
-    /// `[dim]`, the keys side by side.
+    /// `[dim]`, the keys side by side, for centroids in f32.
     block: Vec<PointLanes>,
+    /// The keys as queries, for centroids in f16.
+    query: Option<RowQuery>,
     /// `[centroids]`.
     products: Vec<PointLanes>,
     least: PointLanes,
@@ -92,7 +97,8 @@ impl Centroids {
         };
         let expected = &self.expected;
         let lanes = (expected.block.capacity() + expected.products.capacity()) * size_of::<PointLanes>();
-        rows + self.norms.bytes() + lanes + expected.keys.capacity() * size_of::<f32>()
+        let query = expected.query.as_ref().map_or(0, |_| RowQuery::bytes_for(POINTS, self.dim));
+        rows + self.norms.bytes() + lanes + query + expected.keys.capacity() * size_of::<f32>()
     }
 
     /// Returns the most bytes that they take once there are `clusters` of them, without expected keys.
@@ -107,9 +113,10 @@ impl Centroids {
 
     /// Returns the most bytes that expected keys take.
     pub(super) fn expected_bytes(clusters: usize, dim: usize) -> usize {
-        // The block, the keys, and the rows of a tile. The products double when a centroid is added.
-        let rows = (2 * POINTS + TILE).saturating_mul(dim).saturating_mul(size_of::<f32>());
-        clusters.max(4).saturating_mul(2 * size_of::<PointLanes>()).saturating_add(rows)
+        // The keys twice, and as a block or a query. The products double when a centroid is added.
+        let rows = (3 * POINTS).saturating_mul(dim).saturating_mul(size_of::<f32>());
+        let products = clusters.max(4).saturating_mul(2 * size_of::<PointLanes>());
+        products.saturating_add(rows).saturating_add(RowQuery::bytes_for(POINTS, dim))
     }
 
     /// Returns the number of centroids.
@@ -143,6 +150,12 @@ impl Centroids {
 
     /// Adds a centroid.
     pub(super) fn push(&mut self, centroid: &[f32]) {
+        let more = 1 + self.len() / GROWTH;
+        match &mut self.rows {
+            CentroidRows::Single(rows) => rows.reserve_when_full(more),
+            CentroidRows::Half(rows) => rows.reserve_when_full(more),
+        }
+        self.norms.reserve_when_full(more);
         match &mut self.rows {
             CentroidRows::Single(rows) => rows.add().copy_from_slice(centroid),
             CentroidRows::Half(rows) => rows.push(centroid),
@@ -175,7 +188,10 @@ impl Centroids {
             return;
         }
         let mut product = [[0.0; POINTS]];
-        point_products(&self.expected.block, &row, &mut product);
+        match (&self.rows, &mut self.expected.query) {
+            (CentroidRows::Half(rows), Some(query)) => half_products(rows, at..at + 1, query, &mut product),
+            _ => point_products(&self.expected.block, &row, &mut product),
+        }
         self.expected.replace(at, product[0], self.norms.slice(0..self.norms.count()));
     }
 
@@ -186,26 +202,23 @@ impl Centroids {
         expected.keys.clear();
         expected.keys.extend_from_slice(keys);
         expected.asked = 0;
-        expected.block.resize(self.dim, [0.0; POINTS]);
-        point_block(keys, &mut expected.block);
         let count = self.norms.count();
         expected.products.resize(count, [0.0; POINTS]);
         match &self.rows {
             CentroidRows::Single(rows) => {
+                expected.block.resize(self.dim, [0.0; POINTS]);
+                point_block(keys, &mut expected.block);
                 point_products(&expected.block, rows.slice(0..count), &mut expected.products);
             }
             CentroidRows::Half(rows) => {
-                let mut tile = vec![0.0; TILE * self.dim];
-                for (first, products) in (0..).step_by(TILE).zip(expected.products.chunks_mut(TILE)) {
-                    let tile = &mut tile[..products.len() * self.dim];
-                    tile.chunks_exact_mut(self.dim).zip(first..).for_each(|(row, at)| rows.read(at, row));
-                    point_products(&expected.block, tile, products);
-                }
+                // The number of queries is always the same, so that a centroid has the same products at any time.
+                let mut queries = keys.to_vec();
+                queries.resize(POINTS * self.dim, 0.0);
+                let query = expected.query.insert(RowQuery::new(&queries, 1, self.dim));
+                half_products(rows, 0..count, query, &mut expected.products);
             }
         }
-        (expected.least, expected.nearest) = ([f32::INFINITY; POINTS], [0; POINTS]);
-        let norms = self.norms.slice(0..count);
-        lower_to_nearest(&expected.products, norms, 0, &mut expected.least, &mut expected.nearest);
+        (expected.least, expected.nearest) = nearest_rows(&expected.products, self.norms.slice(0..count));
     }
 
     /// Forgets the keys that are expected, and gives their memory back.
@@ -221,6 +234,17 @@ impl Centroids {
         }
         self.expected.asked += 1;
         self.expected.nearest[self.expected.asked - 1] as usize
+    }
+}
+
+/// Writes the products of centroids with the expected keys.
+fn half_products(rows: &ScaledRows, range: Range<usize>, query: &mut RowQuery, products: &mut [PointLanes]) {
+    let dim = rows.dim();
+    let halves = &rows.halves()[range.start * dim..range.end * dim];
+    query.put(halves, (dim, 0), DType::F16, products.as_flattened_mut(), POINTS);
+    for (at, products) in range.zip(products) {
+        let factor = rows.factor(at);
+        products.iter_mut().for_each(|product| *product *= factor);
     }
 }
 

@@ -35,14 +35,34 @@ impl ClusterStats {
     /// Returns the variance that the cluster has once `key` joins.
     #[must_use]
     pub fn variance_with(&self, centroid: &[f32], key: &[f32]) -> f64 {
+        self.variance_at(squared_distance(centroid, key))
+    }
+
+    /// Returns the variance that the cluster has once a key with this squared distance to the centroid joins.
+    fn variance_at(&self, distance: f64) -> f64 {
         let size = f64::from(self.size);
-        (self.squares + squared_distance(centroid, key) * size / (size + 1.0)) / (size + 1.0)
+        (self.squares + distance * size / (size + 1.0)) / (size + 1.0)
     }
 
     /// Adds a key.
     pub fn add(&mut self, centroid: &mut [f32], key: &[f32]) {
+        self.add_at(squared_distance(centroid, key), centroid, key);
+    }
+
+    /// Adds a key, if the variance is then at most `threshold`. Returns whether it was added.
+    pub(super) fn add_within(&mut self, threshold: f64, centroid: &mut [f32], key: &[f32]) -> bool {
+        let distance = squared_distance(centroid, key);
+        let is_within = self.variance_at(distance) <= threshold;
+        if is_within {
+            self.add_at(distance, centroid, key);
+        }
+        is_within
+    }
+
+    /// Adds a key with this squared distance to the centroid.
+    fn add_at(&mut self, distance: f64, centroid: &mut [f32], key: &[f32]) {
         let before = f64::from(self.size);
-        self.squares += squared_distance(centroid, key) * before / (before + 1.0);
+        self.squares += distance * before / (before + 1.0);
         self.size += 1;
         let share = 1.0 / (before + 1.0);
         scale_row(centroid, (before * share) as f32);

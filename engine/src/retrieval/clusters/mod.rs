@@ -13,6 +13,7 @@
 //! | `maintenance` | clusters of new entries | SWARM, section 6.2 |
 //! | `recent_steps` | which of the last steps activated an item | |
 //! | `nearest_key` | the cluster whose representative is nearest to a key | |
+//! | `nearest_rows` | the nearest of many rows to each of a few points | |
 //! | `kmeans` | clusters of similar keys | DynaKV, section 4.1 |
 //! | `cluster_stats` | size, centroid and variance of a cluster | DynaKV, section 4.2 |
 //! | `centroids` | the centroid that is nearest to a key | |
@@ -39,6 +40,7 @@ mod kmeans;
 mod lists;
 mod maintenance;
 mod nearest_key;
+mod nearest_rows;
 mod planted;
 mod random;
 mod ranked;

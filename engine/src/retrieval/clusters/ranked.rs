@@ -12,7 +12,7 @@
 
 use super::closeness::{ClusterRadius, Normalisation};
 use super::coactivation::CoActivation;
-use crate::kernels::{BLOCK_ENTRIES, common_counts, count_within, equal_counts, largest_count};
+use crate::kernels::{BLOCK_ENTRIES, common_counts, count_pairs_within, count_within, equal_counts, largest_counts};
 
 /// Blocks of a tile: 16 KiB for 128 queries.
 const TILE_BLOCKS: usize = 128;
@@ -23,6 +23,8 @@ pub(super) struct NeighbourScan {
     row: Vec<u64>,
     /// The common queries with the first ranks. All others have fewer than the search asked for.
     common: Vec<u16>,
+    /// The largest count of each run of them.
+    most: Vec<u16>,
     level: Vec<u32>,
 }
 
@@ -30,7 +32,7 @@ impl NeighbourScan {
     /// Calls `found` with each other rank that has `common` queries in common, in rising order.
     pub(super) fn for_each_with(&mut self, common: u16, mut found: impl FnMut(u32)) {
         self.level.clear();
-        equal_counts(&self.common, common, &mut self.level);
+        equal_counts(&self.common, &self.most, common, &mut self.level);
         self.level.iter().for_each(|rank| found(*rank));
     }
 }
@@ -107,9 +109,20 @@ impl RankedEntries {
     /// Returns the density of each rank: how many other entries are within the radius.
     pub(super) fn densities(&self, normalisation: Normalisation, radius: ClusterRadius) -> Vec<u64> {
         match normalisation {
-            Normalisation::Frequency | Normalisation::Conditional => self.densities_by_count(normalisation, radius),
+            Normalisation::Frequency => self.densities_by_pairs(radius),
+            Normalisation::Conditional => self.densities_by_count(normalisation, radius),
             Normalisation::Jaccard => self.densities_by_ratio(normalisation, radius),
         }
+    }
+
+    /// Returns the densities if the least common count is the same for all entries.
+    fn densities_by_pairs(&self, radius: ClusterRadius) -> Vec<u64> {
+        let least = Normalisation::Frequency.least_common(radius.threshold(), 1, 1);
+        let entries = self.with_at_least(least).next_multiple_of(BLOCK_ENTRIES);
+        let mut found = vec![0; entries];
+        count_pairs_within(self.words, &self.blocks[..entries * self.words], least, &mut found);
+        found.resize(self.len(), 0);
+        found
     }
 
     /// Returns the densities if the least common count depends on the entry alone, not on its neighbour.
@@ -180,7 +193,8 @@ impl RankedEntries {
             *own = 0;
         }
         let fewest = fewest.min(u64::from(u16::MAX)) as u16;
-        (fewest..=largest_count(&scan.common)).rev()
+        largest_counts(&scan.common, &mut scan.most);
+        (fewest..=scan.most.iter().copied().max().unwrap_or(0)).rev()
     }
 }
 

@@ -10,6 +10,7 @@
 //! one cluster per 16 tokens, and a cluster has at most four times as many. The threshold of a head is the 0.9 quantile
 //! of the variances of its first clusters. The newest 64 tokens are in no cluster, and are chosen one by one.
 
+mod pending_split;
 mod selector;
 mod summary;
 

@@ -39,7 +39,8 @@ impl Selector for DynaKv {
     }
 
     fn summaries(&self) -> Vec<Arc<dyn SummarySpec>> {
-        let clusters: Arc<dyn SummarySpec> = Arc::new(AdaptiveSpec { options: self.options });
+        let clusters: Arc<dyn SummarySpec> =
+            Arc::new(AdaptiveSpec { options: self.options, codes: self.codes.clone() });
         let codes = self.codes.iter().map(|codes| Arc::clone(codes) as Arc<dyn SummarySpec>);
         std::iter::once(clusters).chain(codes).collect()
     }
@@ -105,7 +106,11 @@ impl ClusterList for AdaptiveClusters {
     }
 
     fn members(&self, cluster: usize) -> &[u32] {
-        Self::members(self, cluster as u32).unwrap_or_default()
+        self.members_of(cluster)
+    }
+
+    fn has_members(&self, cluster: usize) -> bool {
+        self.has_members(cluster)
     }
 
     fn representatives(&self) -> Option<&ScaledRows> {

@@ -4,7 +4,7 @@
 //! 1. A pushed group waits with its keys ([`LayerSummary::push`]).
 //! 2. [`LayerSummary::advance`] builds the first clusters as soon as there are enough keys, by k-means.
 //! 3. It then adds the waiting tokens one by one to the clusters of each list. A split of a cluster needs the keys of
-//!    its members. It asks for the keys of earlier groups.
+//!    its members. Each list goes on until a split needs keys of earlier groups, which are asked for together.
 //! 4. When every list has these tokens, their keys are dropped.
 //! 5. The newest tokens keep waiting ([`RecentTokens`]). Each is chosen by itself.
 //!
@@ -15,15 +15,16 @@
 //!   cut into appends. A sealed group is one step of the paper: the clusters of the newest selection before it are the
 //!   retrieved ones.
 
+use super::pending_split::PendingSplit;
 use crate::error::Result;
 use crate::metrics::lock;
 use crate::retrieval::cluster_choice::{
-    ClusterOptions, ClusteredKeys, RecentChanges, RecentTokens, WaitingKeys, cluster_keys, cluster_keys_bytes,
+    ClusterOptions, ClusteredKeys, KeySpace, RecentChanges, RecentTokens, WaitingKeys, cluster_keys, cluster_keys_bytes,
 };
 use crate::retrieval::clusters::{AdaptOptions, Adaptation, AdaptiveClusters, CentroidPrecision, ClusterLists};
-use crate::retrieval::sealed_keys::SealedKeys;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
-use std::sync::Mutex;
+use crate::retrieval::transform_coded::summary::CodeSpec;
+use std::sync::{Arc, Mutex};
 
 /// The quantile of the variances of a list's first clusters that is its threshold.
 const THRESHOLD_QUANTILE: f64 = 0.9;
@@ -33,46 +34,62 @@ const EXPECTED_KEYS: usize = 16;
 const SEED: u64 = 0x6479_6e61_6b76;
 
 /// The specification of adaptive clusters.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct AdaptiveSpec {
     pub(super) options: ClusterOptions,
+    /// The codes that members are scored by.
+    pub(super) codes: Option<Arc<CodeSpec>>,
 }
 
 impl SummarySpec for AdaptiveSpec {
     fn id(&self) -> String {
         let ClusterOptions { mean_size, chosen_by, sharing, .. } = self.options;
         // Selections decide what is split, so methods that choose differently have clusters of their own.
-        format!("dynakv/{mean_size}/{chosen_by:?}/{sharing:?}")
+        let codes = self.codes.as_ref().map_or_else(String::new, |codes| codes.id());
+        format!("dynakv/{mean_size}/{chosen_by:?}/{sharing:?}/{codes}")
     }
 
-    fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
-        Ok(Box::new(AdaptiveLayer::new(shape, self.options)))
+    fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
+        let book = self.codes.as_ref().map(|codes| codes.book(layer, &shape).map(Arc::clone)).transpose()?;
+        Ok(Box::new(AdaptiveLayer::new(shape, KeySpace::new(shape, self.options, book))))
     }
 }
 
 /// One list of clusters.
 pub(super) struct AdaptiveList {
     pub(super) clusters: AdaptiveClusters,
-    /// The next token to add.
-    next: usize,
+    /// The next token to add. All tokens before it are in the clusters and buffers.
+    pub(super) next: usize,
     /// The group whose step has begun, plus one.
     begun: usize,
-    /// The token behind those whose keys were compared with all clusters at once.
-    expected: usize,
+    /// The vectors of the next tokens, which were compared with all clusters at once, and the token behind them.
+    ahead: (Vec<f32>, usize),
+    /// The split that waits for keys of earlier groups.
+    pending: Option<PendingSplit>,
     /// The clusters that took in tokens or were split.
     pub(super) changes: RecentChanges,
+}
+
+impl AdaptiveList {
+    fn new(clusters: AdaptiveClusters, next: usize) -> Self {
+        Self { clusters, next, begun: 0, ahead: (Vec::new(), 0), pending: None, changes: RecentChanges::new() }
+    }
+
+    /// Forgets the keys of the next tokens and of a split that waits.
+    fn forget_keys(&mut self) {
+        self.clusters.forget_expected();
+        (self.ahead, self.pending) = ((Vec::new(), 0), None);
+    }
 }
 
 /// The clusters of a layer.
 pub(super) struct AdaptiveLayer {
     shape: KeyShape,
-    options: ClusterOptions,
+    space: KeySpace,
     /// Without any until the first clusters are built.
     lists: Vec<AdaptiveList>,
     /// The keys of groups that are not covered.
     waiting: WaitingKeys,
-    /// The keys of earlier groups that were supplied for splits, at most one per entry of the largest split.
-    supplied: Vec<SealedKeys>,
     /// The clusters of each list that the newest selection chose.
     retrieved: Mutex<Vec<Vec<u32>>>,
     /// The retrieved clusters of the step that [`LayerSummary::advance`] is in.
@@ -80,13 +97,12 @@ pub(super) struct AdaptiveLayer {
 }
 
 impl AdaptiveLayer {
-    fn new(shape: KeyShape, options: ClusterOptions) -> Self {
+    fn new(shape: KeyShape, space: KeySpace) -> Self {
         Self {
             shape,
-            options,
+            space,
             lists: Vec::new(),
             waiting: WaitingKeys::new(shape),
-            supplied: Vec::new(),
             retrieved: Mutex::default(),
             step: None,
         }
@@ -123,53 +139,45 @@ impl AdaptiveLayer {
         *lock(&self.retrieved) = clusters;
     }
 
-    /// Returns the elements of a key of a list.
-    fn dim(&self) -> usize {
-        self.options.dim(&self.shape)
-    }
-
     /// Builds the first clusters, if there are enough keys.
     fn build(&mut self) -> Result<()> {
         let Some(entries) = self.waiting.first_entries() else { return Ok(()) };
-        let (dim, max_size) = (self.dim(), self.options.max_size());
-        let clustered = cluster_keys(self.waiting.keys(), 0..entries, (&self.shape, &self.options), SEED)?;
+        let (dim, max_size) = (self.space.dim(), self.space.options().max_size());
+        let clustered = cluster_keys(self.waiting.keys(), 0..entries, &self.space, SEED)?;
         let mut lists = Vec::with_capacity(clustered.len());
         for ClusteredKeys { rows, lists: initial } in clustered {
             let precision = CentroidPrecision::Half;
             let options = AdaptOptions { max_size, seed: SEED, precision, ..AdaptOptions::default() };
             let mut clusters = AdaptiveClusters::new(&rows, dim, &initial, options)?;
             clusters.set_threshold(clusters.quantile_of_variances(THRESHOLD_QUANTILE)?)?;
-            lists.push(AdaptiveList { clusters, next: entries, begun: 0, expected: 0, changes: RecentChanges::new() });
+            lists.push(AdaptiveList::new(clusters, entries));
         }
         self.lists = lists;
         Ok(())
     }
 
-    /// Adds the waiting tokens to a list. Returns the groups whose keys a split needs.
-    fn advance_list(&mut self, at: usize, head: Option<usize>) -> Result<Vec<u64>> {
-        let end = self.waiting.ready().end;
+    /// Adds the waiting tokens to a list, until a split needs keys that are not known. Returns whether one does.
+    fn advance_list(&mut self, at: usize, head: Option<usize>) -> Result<bool> {
+        let (end, dim) = (self.waiting.ready().end, self.space.dim());
         loop {
-            if let Some(split) = self.lists[at].clusters.next_split() {
-                let entries = self.lists[at].clusters.entries_to_split(split.cluster)?;
-                let mut wanted = self.unknown_groups(&entries);
-                if self.supplied.len() + wanted.len() > self.largest_split() {
-                    self.supplied.clear();
-                    wanted = self.unknown_groups(&entries);
-                }
-                if !wanted.is_empty() {
-                    return Ok(wanted);
-                }
-                let mut keys = Vec::with_capacity(entries.len() * self.dim());
-                entries.iter().for_each(|entry| self.key(*entry as usize, head, &mut keys));
-                let list = &mut self.lists[at];
-                list.clusters.split(split.cluster, &keys)?.into_iter().for_each(|part| list.changes.add(part));
+            let list = &mut self.lists[at];
+            if let Some(split) = list.clusters.next_split() {
+                let pending = match list.pending.take() {
+                    Some(pending) => pending,
+                    None => PendingSplit::new(split.cluster, (&list.clusters, head), (&self.waiting, &self.space))?,
+                };
+                let Some(keys) = pending.keys() else {
+                    list.pending = Some(pending);
+                    return Ok(true);
+                };
+                let parts = list.clusters.split(split.cluster, keys)?;
+                parts.into_iter().for_each(|part| list.changes.add(part));
                 continue;
             }
             let next = self.lists[at].next;
             if next >= end {
-                self.lists[at].clusters.forget_expected();
-                self.lists[at].expected = 0;
-                return Ok(Vec::new());
+                self.lists[at].forget_keys();
+                return Ok(false);
             }
             let group = next / self.shape.group_tokens;
             if self.lists[at].begun != group + 1 {
@@ -182,17 +190,18 @@ impl AdaptiveLayer {
                 clusters.begin_step(&retrieved)?;
                 continue;
             }
-            let mut key = Vec::with_capacity(self.dim());
-            self.waiting.keys().rows(next..next + 1, head, &mut key);
-            if next >= self.lists[at].expected {
-                let expected = (next + EXPECTED_KEYS).min(end);
-                let mut keys = Vec::with_capacity((expected - next) * self.dim());
-                self.waiting.keys().rows(next..expected, head, &mut keys);
-                self.lists[at].clusters.expect(&keys)?;
-                self.lists[at].expected = expected;
-            }
             let list = &mut self.lists[at];
-            match list.clusters.append(next as u32, &key)? {
+            if next >= list.ahead.1 {
+                let (ahead, last) = &mut list.ahead;
+                *last = (next + EXPECTED_KEYS).min(end);
+                ahead.clear();
+                ahead.reserve_exact(EXPECTED_KEYS * dim);
+                self.space.rows(self.waiting.keys(), next..*last, head, ahead);
+                list.clusters.expect(ahead)?;
+            }
+            let (ahead, last) = &list.ahead;
+            let key = &ahead[ahead.len() - (last - next) * dim..][..dim];
+            match list.clusters.append(next as u32, key)? {
                 Adaptation::Joined(cluster) | Adaptation::Buffered(cluster) => list.changes.add(cluster),
                 // The split counts as the change.
                 Adaptation::SplitDue(_) => {}
@@ -201,34 +210,20 @@ impl AdaptiveLayer {
         }
     }
 
-    /// Returns the groups of entries whose keys are neither waiting nor supplied.
-    fn unknown_groups(&self, entries: &[u32]) -> Vec<u64> {
-        let mut groups: Vec<usize> = entries.iter().map(|entry| *entry as usize / self.shape.group_tokens).collect();
-        groups.sort_unstable();
-        groups.dedup();
-        let is_known = |group: &usize| {
-            self.waiting.groups().contains(group) || self.supplied.iter().any(|keys| keys.groups().contains(group))
-        };
-        groups.into_iter().filter(|group| !is_known(group)).map(|group| group as u64).collect()
-    }
-
-    /// Appends the key of a token that is known.
-    fn key(&self, token: usize, head: Option<usize>, out: &mut Vec<f32>) {
-        let mut known = std::iter::once(self.waiting.keys()).chain(&self.supplied);
-        if let Some(keys) = known.find(|keys| keys.tokens().contains(&token)) {
-            keys.rows(token..token + 1, head, out);
-        }
+    /// Returns the bytes of the splits that wait.
+    fn pending_bytes(&self) -> usize {
+        self.lists.iter().filter_map(|list| list.pending.as_ref()).map(PendingSplit::bytes).sum()
     }
 
     /// Returns the most entries that a split divides: the members of a cluster and its buffer.
     fn largest_split(&self) -> usize {
-        self.options.max_size().saturating_add(AdaptOptions::default().buffer_limit)
+        self.space.options().max_size().saturating_add(AdaptOptions::default().buffer_limit)
     }
 
     /// Returns the most bytes of the first clusters of `entries` tokens. In the worst case each token is a cluster.
     fn first_bytes(&self, entries: usize) -> usize {
-        let clusters = AdaptiveClusters::bytes_for(entries, self.dim(), entries, CentroidPrecision::Half);
-        self.options.heads(&self.shape).len() * (clusters + size_of::<AdaptiveList>())
+        let clusters = AdaptiveClusters::bytes_for(entries, self.space.dim(), entries, CentroidPrecision::Half);
+        self.space.heads().len() * (clusters + size_of::<AdaptiveList>())
     }
 
     /// Returns the most bytes of the lists once `opened` clusters were opened and `new` tokens were added. The clusters
@@ -257,7 +252,8 @@ impl LayerSummary for AdaptiveLayer {
         // If keys could not be read for a split, clusters hold tokens that still wait.
         let added = self.lists.iter().map(|list| list.next).max().unwrap_or(0);
         self.waiting.truncate(groups);
-        self.supplied.clear();
+        // Other tokens may take the places of those whose keys were read ahead.
+        self.lists.iter_mut().for_each(AdaptiveList::forget_keys);
         if tokens >= added {
             return;
         }
@@ -269,18 +265,19 @@ impl LayerSummary for AdaptiveLayer {
         }
         for list in &mut self.lists {
             list.clusters.truncate(tokens as u32);
-            list.clusters.forget_expected();
             list.next = list.next.min(tokens);
-            (list.begun, list.expected) = (0, 0);
+            list.begun = 0;
         }
     }
 
     fn bytes(&self) -> usize {
-        let supplied: usize = self.supplied.iter().map(SealedKeys::bytes).sum();
         let lists = |lists: &[Vec<u32>]| lists.iter().map(Vec::capacity).sum::<usize>() * size_of::<u32>();
         let retrieved = lists(lock(&self.retrieved).as_slice()) + self.step.as_deref().map_or(0, lists);
-        let clusters = self.lists.iter().map(|list| list.clusters.bytes() + size_of::<AdaptiveList>());
-        self.waiting.bytes() + supplied + retrieved + clusters.sum::<usize>()
+        let clusters = self
+            .lists
+            .iter()
+            .map(|list| list.clusters.bytes() + list.ahead.0.capacity() * size_of::<f32>() + size_of::<AdaptiveList>());
+        self.waiting.bytes() + self.pending_bytes() + retrieved + clusters.sum::<usize>()
     }
 
     fn bytes_for(&self, groups: usize) -> usize {
@@ -289,22 +286,24 @@ impl LayerSummary for AdaptiveLayer {
         // The tokens that clusters may take in.
         let held = self.waiting.tokens().end - self.waiting.ready().end;
         let new = if self.lists.is_empty() { waiting } else { waiting - held.min(waiting) };
-        let supplied: usize = self.supplied.iter().map(SealedKeys::bytes).sum();
-        let held = self.waiting.bytes_for(groups) + supplied;
+        let held = self.waiting.bytes_for(groups) + self.pending_bytes();
         if new == 0 {
             return held + self.list_bytes(0, 0);
         }
         if self.lists.is_empty() {
-            return held + cluster_keys_bytes(entries, &self.shape, &self.options) + self.first_bytes(entries);
+            return held + cluster_keys_bytes(entries, &self.space) + self.first_bytes(entries);
         }
         // Each new or buffered token may have one cluster split, into at most one cluster per member.
         let splits = new.saturating_add(AdaptOptions::default().buffer_limit);
         let opened = splits.saturating_mul(self.largest_split()).min(entries);
-        // A split reads the keys of its entries, at most one group each.
-        let split = self.largest_split().min(entries) * SealedKeys::group_bytes(&self.shape);
-        let clusters = self.lists.iter().map(|list| list.clusters.len()).max().unwrap_or(0) + opened;
-        let expected = AdaptiveClusters::expected_bytes(clusters, self.dim());
-        held + split + expected + self.list_bytes(opened, new)
+        // Each list may wait for the keys of a split.
+        let split = PendingSplit::bytes_for(self.largest_split().min(entries), self.space.dim());
+        let ahead = EXPECTED_KEYS * self.space.dim() * size_of::<f32>();
+        let expected = |list: &AdaptiveList| {
+            AdaptiveClusters::expected_bytes(list.clusters.len() + opened, self.space.dim()) + ahead
+        };
+        let scratch: usize = self.lists.iter().map(|list| split + expected(list)).sum();
+        held + self.space.scratch_bytes() + scratch + self.list_bytes(opened, new)
     }
 
     fn has_clusters(&self) -> bool {
@@ -327,14 +326,20 @@ impl LayerSummary for AdaptiveLayer {
         if self.step.is_none() {
             self.step = Some(std::mem::take(&mut *lock(&self.retrieved)));
         }
-        for (at, head) in self.options.heads(&self.shape).into_iter().enumerate() {
-            let wanted = self.advance_list(at, head)?;
-            if !wanted.is_empty() {
-                return Ok(wanted);
+        let mut wanted = Vec::new();
+        for (at, head) in self.space.heads().into_iter().enumerate() {
+            if self.advance_list(at, head)?
+                && let Some(pending) = &self.lists[at].pending
+            {
+                wanted.extend(pending.wanted(self.shape.group_tokens));
             }
         }
+        if !wanted.is_empty() {
+            wanted.sort_unstable();
+            wanted.dedup();
+            return Ok(wanted);
+        }
         self.waiting.forget_before(ready.end);
-        self.supplied = Vec::new();
         self.step = None;
         Ok(Vec::new())
     }
@@ -348,8 +353,72 @@ impl LayerSummary for AdaptiveLayer {
     }
 
     fn supply(&mut self, group: &KeyGroup<'_>) {
-        let mut keys = SealedKeys::new(self.shape, group.index() as usize);
-        keys.push(group);
-        self.supplied.push(keys);
+        self.lists
+            .iter_mut()
+            .filter_map(|list| list.pending.as_mut())
+            .for_each(|pending| pending.supply(group, &self.space));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::retrieval::cluster_choice::{ChosenBy, HeadSharing};
+    use crate::retrieval::sealed_keys::SealedKeys;
+    use stratakv_format::DType;
+
+    const SHAPE: KeyShape = KeyShape { kv_heads: 2, key_dim: 2, group_tokens: 8, dtype: DType::F32 };
+
+    /// Pushes a group whose keys are near `centre`, or each far from all others without one.
+    fn push(layer: &mut AdaptiveLayer, centre: Option<f32>) {
+        let group = layer.groups();
+        let key = |at: usize| centre.unwrap_or(100.0 * (group * 16 + at) as f32) + at as f32 / 1000.0;
+        let plane: Vec<u8> = (0..16).flat_map(|at| [key(at), -key(at)]).flat_map(f32::to_le_bytes).collect();
+        layer.push(&KeyGroup::new(SHAPE, &plane, group as u64).unwrap());
+    }
+
+    /// Returns the most that a list has taken in: its last token, plus one.
+    fn added(list: &AdaptiveList) -> u32 {
+        let members = (0..list.clusters.len() as u32).flat_map(|cluster| list.clusters.members(cluster).unwrap());
+        members.copied().chain(list.clusters.buffered_entries()).max().map_or(0, |last| last + 1)
+    }
+
+    #[test]
+    fn a_cut_while_a_split_waits_takes_the_cut_tokens_out_of_the_clusters() {
+        let sharing = HeadSharing::PerHead;
+        let options =
+            ClusterOptions { mean_size: 4, chosen_by: ChosenBy::Representative, sharing, whole_window: false };
+        let mut layer = AdaptiveLayer::new(SHAPE, KeySpace::new(SHAPE, options, None));
+        (0..50).for_each(|group| push(&mut layer, Some((group % 5) as f32)));
+        layer.attached();
+        assert_eq!(layer.advance().unwrap(), []);
+        // Far keys fill the buffers, so that a split needs keys of earlier groups. They are not supplied.
+        (0..20).for_each(|_| push(&mut layer, None));
+        assert!(!layer.advance().unwrap().is_empty());
+        let (waiting, most) = (layer.waiting.tokens().start as u32, layer.lists.iter().map(added).max().unwrap());
+        let cut = (most as usize - 1) / SHAPE.group_tokens;
+        assert!(layer.lists.iter().all(|list| list.pending.is_some()));
+        assert!(waiting < cut as u32 * 8 && (cut as u32 * 8) < most, "{waiting} {cut} {most}");
+        layer.truncate(cut);
+        for list in &layer.lists {
+            assert!(added(list) <= cut as u32 * 8 && list.next <= cut * 8);
+            assert!(list.pending.is_none() && (list.ahead.1, list.begun) == (0, 0));
+        }
+        // Other tokens take the places of those that were cut.
+        (0..20).for_each(|group| push(&mut layer, Some((group % 5) as f32)));
+        let mut wanted = layer.advance().unwrap();
+        while let [group, ..] = wanted[..] {
+            assert!(group < layer.groups() as u64);
+            let plane = vec![0; SealedKeys::group_bytes(&SHAPE)];
+            wanted.iter().for_each(|group| layer.supply(&KeyGroup::new(SHAPE, &plane, *group).unwrap()));
+            wanted = layer.advance().unwrap();
+        }
+        for list in &layer.lists {
+            let clusters = 0..list.clusters.len() as u32;
+            let members = clusters.flat_map(|cluster| list.clusters.members(cluster).unwrap()).copied();
+            let mut entries: Vec<u32> = members.chain(list.clusters.buffered_entries()).collect();
+            entries.sort_unstable();
+            assert!(entries.into_iter().eq(0..layer.waiting.tokens().start as u32));
+        }
     }
 }

@@ -14,7 +14,7 @@
 use super::list::FixedClusters;
 use crate::error::Result;
 use crate::retrieval::cluster_choice::{
-    ClusterList, ClusterOptions, FIRST_ENTRIES, RecentTokens, WaitingKeys, cluster_keys, cluster_keys_bytes,
+    ClusterList, ClusterOptions, FIRST_ENTRIES, KeySpace, RecentTokens, WaitingKeys, cluster_keys, cluster_keys_bytes,
 };
 use crate::retrieval::clusters::ClusterLists;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
@@ -92,7 +92,8 @@ impl FixedLayer {
     /// Makes the next tokens new clusters. Their keys are waiting.
     fn cluster(&mut self, tokens: usize) -> Result<()> {
         let (shape, options) = (&self.shape, &self.spec.options);
-        let clustered = cluster_keys(self.waiting.keys(), self.next..self.next + tokens, (shape, options), SEED)?;
+        let space = KeySpace::new(*shape, *options, None);
+        let clustered = cluster_keys(self.waiting.keys(), self.next..self.next + tokens, &space, SEED)?;
         if self.lists.is_empty() {
             self.lists = clustered.iter().map(|_| FixedClusters::new(options.dim(shape))).collect();
         }
@@ -160,7 +161,8 @@ impl LayerSummary for FixedLayer {
             }
             LaterTokens::NewClusters => 0,
         };
-        let scratch = cluster_keys_bytes(clustered, &self.shape, &self.spec.options).max(joined);
+        let space = KeySpace::new(self.shape, self.spec.options, None);
+        let scratch = cluster_keys_bytes(clustered, &space).max(joined);
         let lists: usize = match self.lists.is_empty() {
             true => self.spec.options.heads(&self.shape).len() * FixedClusters::new(dim).bytes_for(opened, waiting),
             false => self.lists.iter().map(|list| list.bytes_for(opened, waiting)).sum(),

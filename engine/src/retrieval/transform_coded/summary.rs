@@ -23,6 +23,17 @@ impl CodeSpec {
     pub fn new(adapter: Arc<Adapter>) -> Self {
         Self { adapter }
     }
+
+    /// Returns the codebook of a layer.
+    ///
+    /// # Errors
+    /// The adapter has none for this layer, or one for keys of another width.
+    pub(crate) fn book(&self, layer: usize, shape: &KeyShape) -> Result<&Arc<Codebook>> {
+        match self.adapter.layer(layer, shape)? {
+            LayerAdapter::Codes(book) => Ok(book),
+            _ => Err(self.adapter.wrong(layer, "codebook")),
+        }
+    }
 }
 
 impl SummarySpec for CodeSpec {
@@ -35,10 +46,7 @@ impl SummarySpec for CodeSpec {
     }
 
     fn layer(&self, layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
-        let book = match self.adapter.layer(layer, &shape)? {
-            LayerAdapter::Codes(book) => Arc::clone(book),
-            _ => return Err(self.adapter.wrong(layer, "codebook")),
-        };
+        let book = Arc::clone(self.book(layer, &shape)?);
         let codes = Records::new(book.code_bytes() * shape.group_tokens);
         Ok(Box::new(Codes { shape, codes, book, checksum: self.adapter.checksum(), error: 0.0, seen: 0 }))
     }

@@ -19,7 +19,7 @@ use crate::io::buffer::SLAB_BYTES;
 use crate::io::driver::posix::trouble::{self, Trouble};
 use crate::layout::{KvLayout, TensorView};
 use crate::metrics::lock;
-use crate::options::{ByteSize, CreateOptions, DriverChoice, Durability, StoreOptions};
+use crate::options::{ByteSize, CreateOptions, DriverChoice, Durability};
 use crate::plan::{DeviceLoads, ReadPriority, SelectRequest, plan};
 use crate::read::{AttendOptions, ReadBatch};
 use crate::sequence::{OpenSequence, Sequence};
@@ -55,7 +55,7 @@ fn filled_on(dir: &std::path::Path, devices: u8, threads: Option<usize>) -> (Sto
     });
     let options = options.memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(1)).hedge_percentile(Some(0.9));
     let options = options.frame_bytes(ByteSize::kib(128)).gap_limit(ByteSize(0));
-    let store = StoreOptions { shard_threads: threads, ..options }.open().unwrap();
+    let store = options.shard_threads(threads).open().unwrap();
     let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(GROUP as u16);
     let options = CreateOptions::new().key("s").copies(devices);
     let mut sequence = store.create_sequence(&layout.build().unwrap(), options).unwrap();
@@ -70,9 +70,9 @@ fn filled_on(dir: &std::path::Path, devices: u8, threads: Option<usize>) -> (Sto
 
 /// Reads some groups and compares every byte. Returns the duration of the read.
 fn read(store: &Store, sequence: &Sequence, groups: &[u64]) -> Duration {
-    let view = sequence.select(0, SelectRequest::groups(groups)).unwrap();
+    let selection = sequence.select(0, SelectRequest::groups(groups)).unwrap();
     let start = Instant::now();
-    let batch = store.read(&[&view]).submit().unwrap().wait().unwrap();
+    let batch = store.read(&[&selection]).submit().unwrap().wait().unwrap();
     let took = start.elapsed();
     check(&batch, groups);
     took
@@ -168,11 +168,11 @@ fn late_or_failed(threads: Option<usize>) {
         }
         // A block that another copy gave is used again, although the late read is still in flight.
         let groups = [3, 77, 150, 222, 301, 402];
-        let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
-        let mut ticket = store.read(&[&view]).submit().unwrap();
+        let selection = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
+        let mut ticket = store.read(&[&selection]).submit().unwrap();
         let (query, options, mut outs) = ([0.5; DIM], AttendOptions::default(), [[0.0; DIM]; 2]);
         for out in &mut outs {
-            ticket.attend(0, &query, &view, &options, out).unwrap();
+            ticket.attend(0, &query, &selection, &options, out).unwrap();
             assert!(ticket.is_done(), "{slow} is waited for again");
         }
         assert_eq!(outs[0], outs[1]);
@@ -243,9 +243,9 @@ fn what_no_device_gave_says_nothing_of_what_is_late() {
     let row = vec![1.0; 4 * GROUP * DIM];
     let tokens = TensorView::token_major(&row, 4 * GROUP, 1, DIM);
     sequence.append(0, tokens, tokens).unwrap();
-    let view = sequence.select(0, SelectRequest::all()).unwrap();
+    let selection = sequence.select(0, SelectRequest::all()).unwrap();
     for _ in 0..2 * ROUNDS {
-        let ticket = store.read(&[&view]).submit().unwrap();
+        let ticket = store.read(&[&selection]).submit().unwrap();
         assert_eq!(ticket.requests(), 0);
         ticket.wait().unwrap();
     }
@@ -269,13 +269,13 @@ fn gaps_make_no_part_longer_than_a_slab() {
     let sequence = store.open_sequence("small", OpenSequence::new()).unwrap();
     for step in [2, 5, 8, 9] {
         let groups: Vec<u64> = (0..256).map(|nth| nth * step).collect();
-        let view = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
-        let mut spread = DeviceLoads::of(&store.inner.devices);
-        spread.gaps = vec![8 << 10];
-        let parts = plan(&[Arc::clone(&view.inner)], ReadPriority::Demand(None), &spread);
+        let selection = sequence.select(0, SelectRequest::groups(&groups)).unwrap();
+        let mut loads = DeviceLoads::of(&store.inner.devices);
+        loads.gaps = vec![8 << 10];
+        let parts = plan(&[Arc::clone(&selection.inner)], ReadPriority::Demand(None), &loads);
         for part in &parts {
-            assert_eq!(part.blocks.iter().flatten().count(), part.units.len(), "everything is on the device");
-            assert!(part.reads.len() < part.units.len(), "step {step}: no gap was read");
+            assert_eq!(part.blocks.iter().flatten().count(), part.groups.len(), "everything is on the device");
+            assert!(part.reads.len() < part.groups.len(), "step {step}: no gap was read");
             assert!(part.buffer_bytes <= SLAB_BYTES, "step {step}: {} bytes", part.buffer_bytes);
             let read: usize = part.reads.iter().map(|read| read.bytes).sum();
             assert_eq!(read, part.buffer_bytes);
@@ -284,11 +284,11 @@ fn gaps_make_no_part_longer_than_a_slab() {
 }
 
 #[test]
-fn a_buffer_that_a_broken_driver_may_still_write_is_an_error_of_its_view() {
+fn a_buffer_that_a_broken_driver_may_still_write_is_an_error_of_its_selection() {
     let dir = tempfile::tempdir().unwrap();
     let (store, sequence) = filled(dir.path(), 2);
-    let view = sequence.select(0, SelectRequest::groups(&[5, 50])).unwrap();
-    let mut ticket = store.read(&[&view]).submit().unwrap();
+    let selection = sequence.select(0, SelectRequest::groups(&[5, 50])).unwrap();
+    let mut ticket = store.read(&[&selection]).submit().unwrap();
     let under_way = ticket.never_ends().expect("a buffer");
     let batch = ticket.wait().unwrap();
     assert_eq!(batch.get(0).err().map(|e| e.kind()), Some(ErrorKind::Io));

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Codec, parse_share, parse_size, plain_options};
+use super::{StorageArgs, parse_share, plain_options};
 use crate::budget::Budget;
 use crate::kv::KvDType;
 use crate::kv::backend::KvOptions;
@@ -102,21 +102,9 @@ pub struct ClusterArgs {
     /// Attended tokens of a query, for the kept weight
     #[arg(long, value_name = "SHARE|Nt", default_value = "1/13")]
     pub budget: Budget,
-    /// Directory of adapters that kvrun calibrate made [default: the adapters in the store]
-    #[arg(long, value_name = "DIR")]
-    pub adapters: Option<PathBuf>,
-    /// Tokens per group of the session
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub group_tokens: u32,
-    /// Element type of the session's keys and values
-    #[arg(long, value_enum, default_value_t = KvDType::F16)]
-    pub dtype: KvDType,
-    /// How the session's groups are stored
-    #[arg(long, value_enum, default_value_t = Codec::Raw)]
-    pub codec: Codec,
-    /// Limit of the store's memory, such as 64MiB [default: 512MiB]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub memory_limit: Option<u64>,
+    /// How the store keeps the session.
+    #[command(flatten)]
+    pub storage: StorageArgs,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
@@ -126,7 +114,8 @@ impl ClusterArgs {
     /// Returns the options of the store, which is opened without writing to it.
     #[must_use]
     pub fn backend_options(&self) -> KvOptions {
-        let (codec, memory_limit) = (self.codec.into(), self.memory_limit);
-        KvOptions { codec, memory_limit, read_only: true, ..plain_options(self.group_tokens, &self.devices) }
+        let StorageArgs { group_tokens, codec, memory_limit, .. } = self.storage;
+        let codec = codec.into();
+        KvOptions { codec, memory_limit, read_only: true, ..plain_options(group_tokens, &self.devices) }
     }
 }

@@ -2,7 +2,10 @@
 //!
 //! The options of policies are in [`crate::kv::method`], which parses everything that names a policy.
 
+mod chat;
 mod clusters;
+mod convert;
+mod storage;
 
 use std::path::{Path, PathBuf};
 
@@ -17,9 +20,13 @@ use crate::kv::KvDType;
 use crate::kv::backend::KvOptions;
 use crate::kv::method::{DEFAULT_POLICIES, Policy, PolicyArgs, parse_compared, policies_help};
 use crate::kv::recorded::PROFILE_QUERIES;
-use crate::recall::{ModeArgs, ProfileSource};
+use crate::recall::ModeArgs;
+use crate::text::beside;
 
+pub use chat::{ChatArgs, SamplerArgs};
 pub use clusters::{ClusterArgs, ProfileArgs};
+pub use convert::ConvertArgs;
+pub use storage::{ProfileSourceArgs, StorageArgs};
 
 const EXAMPLES: &str = "Examples:
   kvrun recall
@@ -64,6 +71,8 @@ const COMPARE_EXAMPLES: &str = "Examples:
 
 const GENERATE_EXAMPLES: &str = "Examples:
   kvrun generate --model ~/models/Qwen2.5-0.5B --prompt 'Once upon a time' --max-tokens 64
+  # a GGUF file, on four threads
+  kvrun --threads 4 generate --model qwen2.5-1.5b-q4_k_m.gguf --prompt 'Once upon a time' --max-tokens 64
   # a session stays in the store: the same command continues it after a restart or a kill
   kvrun generate --model ~/models/Qwen2.5-0.5B --prompt-file book.txt --max-tokens 99 --session s --device /mnt/ssd/kv
   # a chat: another prompt in the same session is the next turn
@@ -78,6 +87,9 @@ fn with_policies(examples: &str) -> String {
 #[derive(Debug, Parser)]
 #[command(name = "kvrun", version, about, after_help = EXAMPLES)]
 pub struct Cli {
+    /// Threads of prefill and of matrix products [default: as many as cores]
+    #[arg(long, global = true, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
     /// The subcommand.
     #[command(subcommand)]
     pub command: Command,
@@ -98,6 +110,10 @@ pub enum Command {
     Cluster(ClusterArgs),
     /// Continue a text, or a session that an earlier run left in the store
     Generate(GenerateArgs),
+    /// Chat with a model in a session that stays in the store
+    Chat(ChatArgs),
+    /// Make a GGUF file from a model directory, or with random weights
+    Convert(ConvertArgs),
 }
 
 /// A switch that is on or off.
@@ -130,27 +146,15 @@ pub struct CacheArgs {
     /// Where the bounds of keys are: in memory, or on disk, where each selection reads them
     #[arg(long, value_enum, default_value_t = SummaryPlace::Resident)]
     pub summaries: SummaryPlace,
-    /// Directory of adapters that kvrun calibrate made [default: the adapters in the store]
-    #[arg(long, value_name = "DIR")]
-    pub adapters: Option<PathBuf>,
-    /// Tokens per group, the unit of selection and reading
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub group_tokens: u32,
-    /// Element type of stored keys and values
-    #[arg(long, value_enum, default_value_t = KvDType::F16)]
-    pub dtype: KvDType,
-    /// How full groups are stored: unchanged, or in 8 or 4 bits per element
-    #[arg(long, value_enum, default_value_t = Codec::Raw)]
-    pub codec: Codec,
+    /// How the store keeps the sequence.
+    #[command(flatten)]
+    pub storage: StorageArgs,
     /// Directory on an SSD for keys and values; repeat it for several SSDs [default: a temporary directory]
     #[arg(long = "device", value_name = "DIR")]
     pub devices: Vec<PathBuf>,
     /// Prefetch what predicted queries of the next layer select; it changes no answer
     #[arg(long, value_enum, default_value_t = Switch::On)]
     pub pipeline: Switch,
-    /// Limit of the store's memory (buffers, summaries, tables), such as 64MiB [default: 512MiB; recall: 16MiB]
-    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
-    pub memory_limit: Option<u64>,
 }
 
 /// The values of `--summaries`.
@@ -193,23 +197,24 @@ impl From<Codec> for PlaneCodec {
 }
 
 impl CacheArgs {
-    /// Returns the options of the run's store.
+    /// Returns the options of the run's store. `key_dimensions` is as for [`PolicyArgs::policy`].
     ///
     /// # Errors
     /// Fails as [`PolicyArgs::policy`] does.
-    pub fn options(&self, durability: Durability) -> Result<KvOptions> {
+    pub fn options(&self, durability: Durability, key_dimensions: Option<usize>) -> Result<KvOptions> {
         Ok(KvOptions {
-            policy: self.policy.policy()?,
-            adapters: self.adapters.clone(),
+            policy: self.policy.policy(key_dimensions)?,
+            calibrate: key_dimensions.is_some(),
+            adapters: self.storage.adapters.clone(),
             dense_layers: self.dense_layers as usize,
             cache_mib: u64::from(self.cache_mib),
             cache_policy: self.cache_policy,
             summaries: self.summaries.into(),
             budget: self.budget,
-            group_tokens: self.group_tokens as usize,
-            codec: self.codec.into(),
+            group_tokens: self.storage.group_tokens as usize,
+            codec: self.storage.codec.into(),
             devices: self.devices.clone(),
-            memory_limit: self.memory_limit,
+            memory_limit: self.storage.memory_limit,
             read_ahead: self.pipeline == Switch::On,
             durability,
             profile_queries: PROFILE_QUERIES,
@@ -240,17 +245,16 @@ pub struct RecallArgs {
     /// How prompts are run.
     #[command(flatten)]
     pub modes: ModeArgs,
-    /// Queries that swarm and infllm make their clusters of: last:N for at most N newest tokens before the question,
-    /// decode:N for N tokens that the model generates behind them, questions:N for N of --questions
-    #[arg(long, value_name = "last:N|decode:N|questions:N", default_value = "last:128")]
-    pub profile: ProfileSource,
+    /// The queries that clusters are made of.
+    #[command(flatten)]
+    pub profile: ProfileSourceArgs,
     /// Leave the sequences in the store
     #[arg(long, requires = "devices")]
     pub keep: bool,
     /// Print JSON instead of a table
     #[arg(long)]
     pub json: bool,
-    /// Model directory [default: recall-tiny of this source tree]
+    /// Model directory or GGUF file [default: recall-tiny of this source tree]
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
 }
@@ -259,7 +263,7 @@ pub struct RecallArgs {
 #[derive(Debug, Args)]
 #[command(after_help = CALIBRATE_EXAMPLES)]
 pub struct CalibrateArgs {
-    /// Model directory [default: recall-tiny of this source tree]
+    /// Model directory or GGUF file [default: recall-tiny of this source tree]
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
     /// Calibration prompts, as JSON lines, plain or gzip [default: calibration.jsonl.gz in the model directory]
@@ -306,7 +310,7 @@ impl CalibrateArgs {
 #[derive(Debug, Args)]
 #[command(after_help = with_policies(COMPARE_EXAMPLES))]
 pub struct CompareArgs {
-    /// Model directory [default: recall-tiny of this source tree]
+    /// Model directory or GGUF file [default: recall-tiny of this source tree]
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
     /// Prompt file, as JSON lines, plain or gzip [default: prompts.jsonl.gz in the model directory]
@@ -324,10 +328,9 @@ pub struct CompareArgs {
     /// How prompts are run.
     #[command(flatten)]
     pub modes: ModeArgs,
-    /// Queries that swarm and infllm make their clusters of: last:N for at most N newest tokens before the question,
-    /// decode:N for N tokens that the model generates behind them, questions:N for N of --questions
-    #[arg(long, value_name = "last:N|decode:N|questions:N", default_value = "last:128")]
-    pub profile: ProfileSource,
+    /// The queries that clusters are made of.
+    #[command(flatten)]
+    pub profile: ProfileSourceArgs,
     /// Policies, listed below; a policy without raw or group takes the softmax
     #[arg(long, value_name = "P,P", value_delimiter = ',', value_parser = parse_compared)]
     #[arg(default_value = DEFAULT_POLICIES)]
@@ -396,6 +399,7 @@ fn plain_options(group_tokens: u32, devices: &[PathBuf]) -> KvOptions {
         durability: Durability::Lazy,
         profile_queries: PROFILE_QUERIES,
         read_only: false,
+        calibrate: false,
     }
 }
 
@@ -422,9 +426,9 @@ impl RecallArgs {
     /// Fails as [`CacheArgs::options`] does.
     pub fn backend_options(&self) -> Result<KvOptions> {
         let durability = if self.keep { Durability::Sync } else { Durability::Lazy };
-        let options = self.cache.options(durability)?;
+        let options = self.cache.options(durability, None)?;
         let memory_limit = options.memory_limit.or(Some(RECALL_MEMORY_LIMIT));
-        Ok(KvOptions { memory_limit, profile_queries: self.profile.newest(), ..options })
+        Ok(KvOptions { memory_limit, profile_queries: self.profile.source.newest(), ..options })
     }
 
     /// Returns the model directory.
@@ -436,7 +440,7 @@ impl RecallArgs {
     /// Returns the prompt file.
     #[must_use]
     pub fn prompt_file(&self) -> PathBuf {
-        self.prompts.clone().unwrap_or_else(|| self.model_dir().join("prompts.jsonl.gz"))
+        self.prompts.clone().unwrap_or_else(|| beside(&self.model_dir(), "prompts.jsonl.gz"))
     }
 }
 
@@ -445,8 +449,8 @@ impl RecallArgs {
 #[command(after_help = with_policies(GENERATE_EXAMPLES))]
 #[command(group = clap::ArgGroup::new("input").required(false).multiple(false))]
 pub struct GenerateArgs {
-    /// Model directory
-    #[arg(long, value_name = "DIR")]
+    /// Model directory or GGUF file
+    #[arg(long, value_name = "PATH")]
     pub model: PathBuf,
     /// Text to continue
     #[arg(long, value_name = "TEXT", group = "input")]
@@ -460,15 +464,9 @@ pub struct GenerateArgs {
     /// Tokens to generate for this prompt, including tokens of an interrupted run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub max_tokens: u32,
-    /// Temperature of the random draws; 0 takes the most likely token
-    #[arg(long, value_name = "T")]
-    pub temperature: Option<f32>,
-    /// Draw from the smallest set of tokens with this probability
-    #[arg(long, value_name = "P")]
-    pub top_p: Option<f32>,
-    /// Seed of the random draws
-    #[arg(long, value_name = "N")]
-    pub seed: Option<u64>,
+    /// Options of random draws.
+    #[command(flatten)]
+    pub sampler: SamplerArgs,
     /// Name of the sequence in the store; a later run with this name continues it without another prefill
     #[arg(long, value_name = "NAME", requires = "devices")]
     pub session: Option<String>,
@@ -481,12 +479,13 @@ pub struct GenerateArgs {
 }
 
 impl GenerateArgs {
-    /// Returns the options of the store.
+    /// Returns the options of the store, for a model with this number of joint key dimensions.
     ///
     /// # Errors
     /// Fails as [`CacheArgs::options`] does.
-    pub fn backend_options(&self) -> Result<KvOptions> {
-        self.cache.options(if self.session.is_some() { Durability::Sync } else { Durability::Lazy })
+    pub fn backend_options(&self, key_dimensions: usize) -> Result<KvOptions> {
+        let durability = if self.session.is_some() { Durability::Sync } else { Durability::Lazy };
+        self.cache.options(durability, Some(key_dimensions))
     }
 }
 
@@ -533,7 +532,7 @@ mod tests {
         let Command::Recall(args) = cli.command else { panic!("not recall") };
         let options = args.backend_options().unwrap();
         assert_eq!((options.policy.to_string().as_str(), options.budget_name().as_str()), ("minmax:raw", "1/13"));
-        assert_eq!((args.cache.group_tokens, args.contexts.as_slice()), (4, [1024, 2048, 4096].as_slice()));
+        assert_eq!((args.cache.storage.group_tokens, args.contexts.as_slice()), (4, [1024, 2048, 4096].as_slice()));
         assert!(args.prompt_file().is_file(), "{}", args.prompt_file().display());
     }
 
@@ -559,10 +558,12 @@ mod tests {
             clusters::PROFILE_EXAMPLES,
             clusters::CLUSTER_EXAMPLES,
             GENERATE_EXAMPLES,
+            chat::CHAT_EXAMPLES,
+            convert::CONVERT_EXAMPLES,
         ];
         let lines = texts.iter().flat_map(|text| text.lines()).filter_map(|line| line.strip_prefix("  "));
         let commands: Vec<&str> = lines.filter(|line| !line.starts_with('#')).collect();
-        assert_eq!(commands.len(), 28);
+        assert_eq!(commands.len(), 33);
         commands.into_iter().for_each(parses);
         for command in Cli::command().get_subcommands() {
             let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -575,7 +576,7 @@ mod tests {
         let readme = [include_str!("../../README.md"), include_str!("../../CLUSTERS.md")].concat().replace("\\\n", " ");
         let commands = readme.lines().filter(|line| line.starts_with("kvrun "));
         let commands: Vec<&str> = commands.map(|line| line.split('#').next().unwrap_or_default()).collect();
-        assert_eq!(commands.len(), 25);
+        assert_eq!(commands.len(), 28);
         commands.into_iter().for_each(parses);
     }
 

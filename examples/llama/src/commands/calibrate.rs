@@ -6,6 +6,7 @@ use stratakv_llama::kv::adapters::{adapter_file, to_safetensors};
 use stratakv_llama::kv::backend;
 use stratakv_llama::model::Model;
 use stratakv_llama::recall;
+use stratakv_llama::text::beside;
 use stratakv_llama::weights::fingerprint;
 
 use super::shared::{progress, write_file};
@@ -13,7 +14,7 @@ use super::shared::{progress, write_file};
 pub(crate) fn calibrate(args: &CalibrateArgs) -> Result<()> {
     let dir = model_or_default(args.model.as_deref());
     let model = Model::load(&dir)?;
-    let file = args.prompts.clone().unwrap_or_else(|| dir.join("calibration.jsonl.gz"));
+    let file = args.prompts.clone().unwrap_or_else(|| beside(&dir, "calibration.jsonl.gz"));
     let prompts = recall::load(&file, &args.tasks, &args.contexts, args.limit as usize)?;
     let bar = progress(prompts.iter().map(|p| p.query_start as u64).sum(), "tokens", false);
     let calibrator = recall::collect(&model, &prompts, args.dtype, &|n| bar.inc(n as u64))?;

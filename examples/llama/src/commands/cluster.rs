@@ -15,7 +15,7 @@ use super::shared::{geometry, progress};
 
 pub(crate) fn cluster(args: &ClusterArgs) -> Result<()> {
     let model = Model::load(&args.model)?;
-    let geometry = geometry(&model, args.dtype, false)?;
+    let geometry = geometry(&model, args.storage.dtype, false)?;
     let backend = backend::open(&args.backend_options(), geometry, fingerprint(&args.model)?)?;
     let mut sequence = backend.stored_session(&args.session)?;
     let ids = sequence.token_ids().to_vec();
@@ -25,13 +25,13 @@ pub(crate) fn cluster(args: &ClusterArgs) -> Result<()> {
     let bar = progress((tokens * model.config().layers()) as u64, "tokens x layers", args.json);
     let recorded = match queries {
         0 => None,
-        _ => Some(session_queries(&model, &ids, args.dtype, queries, &|n| bar.inc(n as u64))?),
+        _ => Some(session_queries(&model, &ids, args.storage.dtype, queries, &|n| bar.inc(n as u64))?),
     };
     bar.finish_and_clear();
     let asked = recorded.as_ref().map(|(full, queries)| AskedQueries { full, queries, budget: args.budget });
     let mut methods = Vec::new();
     for policy in &args.methods {
-        let selector = backend.selector(policy, args.adapters.as_deref())?;
+        let selector = backend.selector(policy, args.storage.adapters.as_deref())?;
         let selector = selector.with_context(|| format!("{policy} makes no clusters"))?;
         methods.push(describe(&mut sequence, policy, selector, asked)?);
     }

@@ -8,6 +8,7 @@ use stratakv_llama::cli::{CompareArgs, model_or_default};
 use stratakv_llama::kv::backend;
 use stratakv_llama::model::Model;
 use stratakv_llama::recall::{self, PromptFilter};
+use stratakv_llama::text::beside;
 use stratakv_llama::weights::fingerprint;
 
 use super::shared::{check_dense_layers, geometry, progress, write_file};
@@ -38,11 +39,11 @@ pub(crate) fn compare(args: &CompareArgs) -> Result<()> {
 
 /// Runs all prompts with all methods.
 fn run(args: &CompareArgs) -> Result<recall::Comparison> {
-    args.profile.check(&args.modes)?;
+    args.profile.source.check(&args.modes)?;
     let dir = model_or_default(args.model.as_deref());
     let model = Model::load(&dir)?;
     check_dense_layers(&model, args.dense_layers)?;
-    let file = args.prompts.clone().unwrap_or_else(|| dir.join("prompts.jsonl.gz"));
+    let file = args.prompts.clone().unwrap_or_else(|| beside(&dir, "prompts.jsonl.gz"));
     let filter = PromptFilter { file: &file, tasks: &args.tasks, contexts: &args.contexts, limit: args.limit };
     let loaded = args.modes.load(&filter)?;
     let prompts = &loaded.prompts;
@@ -55,7 +56,7 @@ fn run(args: &CompareArgs) -> Result<recall::Comparison> {
         budgets: &args.budgets,
         prefill: args.modes.prefill_tokens(),
         questions: args.modes.question_count(),
-        profile: args.profile,
+        profile: args.profile.source,
         dense_layers: args.dense_layers as usize,
         adapters: args.adapters.as_deref(),
         probe: args.probe,

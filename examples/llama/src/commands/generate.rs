@@ -9,26 +9,28 @@ use stratakv_llama::cli::GenerateArgs;
 use stratakv_llama::generate::{self, Outcome, Request};
 use stratakv_llama::kv::{KvCache, KvStats, backend, engine_error};
 use stratakv_llama::model::Model;
+use stratakv_llama::process::ProcessMemory;
 use stratakv_llama::recall::{self, Drift};
-use stratakv_llama::sampler::SamplerState;
 use stratakv_llama::text::{Stream, Vocabulary, read_ids};
 use stratakv_llama::weights::fingerprint;
 
-use super::shared::{check_dense_layers, geometry, progress};
+use super::shared::{check_dense_layers, decode_all, geometry, key_dimensions, progress};
 
 pub(crate) fn generate(args: &GenerateArgs) -> Result<()> {
+    let launched = Instant::now();
     let model = Model::load(&args.model)?;
     check_dense_layers(&model, args.cache.dense_layers)?;
     let vocabulary = Vocabulary::load(&args.model);
-    let options = args.backend_options()?;
-    let geometry = geometry(&model, args.cache.dtype, options.policy.rank().is_some())?;
+    let options = args.backend_options(key_dimensions(&model))?;
+    let geometry = geometry(&model, args.cache.storage.dtype, options.policy.rank().is_some())?;
     let backend = backend::open(&options, geometry, fingerprint(&args.model)?)?;
     let mut cache = match &args.session {
-        Some(name) => backend.session(name)?,
+        Some(name) => backend.session(name, &|ids, cache| decode_all(&model, ids, cache))?,
         None => backend.create("")?,
     };
     let prompt = prompt(args, &vocabulary, cache.is_empty())?;
-    let request = Request { prompt, max_tokens: args.max_tokens as usize, sampler: sampler(args)? };
+    let request =
+        Request { prompt, max_tokens: args.max_tokens as usize, sampler: args.sampler.sampler()?, new_turn: false };
 
     let bar = progress(0, "tokens x layers", args.json);
     if let Some(prompt) = &request.prompt {
@@ -36,7 +38,7 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<()> {
     }
     let mut stream = Stream::new(&vocabulary);
     let mut out = std::io::stdout().lock();
-    let begin = Instant::now();
+    let (begin, opened) = (Instant::now(), launched.elapsed().as_secs_f64());
     let mut first = None;
     let mut emit = |id: u32| -> Result<()> {
         if first.is_none() {
@@ -51,16 +53,19 @@ pub(crate) fn generate(args: &GenerateArgs) -> Result<()> {
         Ok(())
     };
     let outcome = generate::generate(&model, &mut cache, &request, &mut emit, &|n| bar.inc(n as u64))?;
+    // Closing the store takes time and frees memory. Neither belongs to a decode step.
+    let (seconds, memory) = (begin.elapsed().as_secs_f64(), ProcessMemory::now());
     bar.finish_and_clear();
     let (stats, tokens) = (cache.stats(), cache.len());
     let mut drift = Drift::default();
     drift.add(&cache.own_drift().map_err(engine_error)?);
+    let method = cache.method_note().map(str::to_owned);
     Box::new(cache).finish(args.session.is_some())?;
     let notes = backend.notes(stats.steps);
     backend.close()?;
     let first = first.unwrap_or_default().as_secs_f64();
-    let per_s = outcome.steps as f64 / (begin.elapsed().as_secs_f64() - first).max(1e-9);
-    let summary = Summary { outcome, tokens, stats, first, per_s, drift };
+    let per_s = outcome.steps as f64 / (seconds - first).max(1e-9);
+    let summary = Summary { outcome, tokens, stats, opened, first, per_s, memory, drift, method };
     if args.json {
         writeln!(out, "{}", summary.json(&stream.text()?))?;
         return Ok(());
@@ -79,11 +84,16 @@ struct Summary {
     /// Tokens in the cache.
     tokens: usize,
     stats: KvStats,
-    /// Seconds to the first token.
+    /// Seconds to open the model, the store and the session.
+    opened: f64,
+    /// Seconds from then to the first token.
     first: f64,
     /// Decode steps per second after the first token.
     per_s: f64,
+    memory: ProcessMemory,
     drift: Drift,
+    /// A fitted adapter, or the reason why there is none.
+    method: Option<String>,
 }
 
 impl Summary {
@@ -100,8 +110,12 @@ impl Summary {
             "kv_bytes_total": stats.kv_bytes_total,
             "kv_bytes_read_per_step": stats.bytes_read_per_step(),
             "resident_bytes_peak": stats.resident_bytes_peak,
+            "seconds_to_open": self.opened,
             "seconds_to_first_token": self.first,
             "tokens_per_s": self.per_s,
+            "process_resident_bytes": self.memory.resident,
+            "process_anonymous_bytes": self.memory.anonymous,
+            "method": self.method,
             "drift": if drift.is_empty() { None } else { Some(drift) },
             "pipeline": pipeline,
             "io_hidden_share": pipeline.map(|report| report.hidden_share()),
@@ -123,6 +137,9 @@ impl Summary {
             self.stats.kv_bytes_total,
             self.stats.bytes_read_per_step()
         );
+        for line in self.memory.line().iter().chain(&self.method) {
+            eprintln!("{line}");
+        }
         if let Some(report) = &self.stats.pipeline {
             eprintln!("{}", recall::pipeline_line(report));
         }
@@ -142,14 +159,4 @@ fn prompt(args: &GenerateArgs, vocabulary: &Vocabulary, first: bool) -> Result<O
         return vocabulary.encode(&text, first).map(Some);
     }
     args.prompt_ids.as_deref().map(read_ids).transpose()
-}
-
-/// Returns the sampler of the command line, or `None` if no option asks for one.
-fn sampler(args: &GenerateArgs) -> Result<Option<SamplerState>> {
-    if args.temperature.is_none() && args.top_p.is_none() && args.seed.is_none() {
-        return Ok(None);
-    }
-    // A nucleus or a seed without a temperature means random draws at temperature 1.
-    let temperature = args.temperature.unwrap_or(1.0);
-    SamplerState::new(temperature, args.top_p.unwrap_or(1.0), args.seed.unwrap_or(0)).map(Some)
 }

@@ -9,6 +9,7 @@ use stratakv_llama::cli::{ProfileArgs, model_or_default};
 use stratakv_llama::model::Model;
 use stratakv_llama::profile::{self, Profile, ProfileOptions, QuerySource};
 use stratakv_llama::recall::PromptFilter;
+use stratakv_llama::text::beside;
 use stratakv_llama::weights::fingerprint;
 
 use super::shared::{progress, write_file};
@@ -21,7 +22,7 @@ pub(crate) fn profile(args: &ProfileArgs) -> Result<()> {
     ensure!(asks || args.modes.questions.is_none(), "--questions records nothing without --queries questions");
     let dir = model_or_default(args.model.as_deref());
     let model = Model::load(&dir)?;
-    let file = args.prompts.clone().unwrap_or_else(|| dir.join("prompts.jsonl.gz"));
+    let file = args.prompts.clone().unwrap_or_else(|| beside(&dir, "prompts.jsonl.gz"));
     let (tasks, contexts) = (std::slice::from_ref(&args.task), &[args.context][..]);
     let filter = PromptFilter { file: &file, tasks, contexts, limit: args.number };
     let loaded = args.modes.load(&filter)?;

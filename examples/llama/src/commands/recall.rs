@@ -15,7 +15,7 @@ use super::shared::{check_dense_layers, geometry, progress};
 
 pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let begin = Instant::now();
-    args.profile.check(&args.modes)?;
+    args.profile.source.check(&args.modes)?;
     let model = Model::load(&args.model_dir())?;
     check_dense_layers(&model, args.cache.dense_layers)?;
     let file = args.prompt_file();
@@ -23,7 +23,7 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let loaded = args.modes.load(&filter)?;
     let prompts = &loaded.prompts;
     let options = args.backend_options()?;
-    let geometry = geometry(&model, args.cache.dtype, options.policy.rank().is_some())?;
+    let geometry = geometry(&model, args.cache.storage.dtype, options.policy.rank().is_some())?;
     let backend = backend::open(&options, geometry, fingerprint(&args.model_dir())?)?;
     let tokens: usize = prompts.iter().map(|p| p.query_start).sum();
     let bar = progress(tokens as u64, "tokens", args.json);
@@ -32,7 +32,7 @@ pub(crate) fn recall(args: &RecallArgs) -> Result<()> {
     let policy = (options.policy.name(), budget.as_str());
     let prefill = args.modes.prefill_tokens();
     let questions = args.modes.question_count();
-    let profile = backend.needs_queries().then_some(args.profile);
+    let profile = backend.needs_queries().then_some(args.profile.source);
     let run = RecallRun { model: &model, prompts, policy, prefill, questions, profile, bar: &bar };
     let mut report = run.run(
         || backend.in_memory(),

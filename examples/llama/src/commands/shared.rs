@@ -5,13 +5,24 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use stratakv_llama::kv::{KvDType, KvGeometry};
+use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, LayerGeometry};
 use stratakv_llama::model::Model;
 
 /// Returns the geometry of a model's cache. It holds the rotation if keys are reconstructed.
 pub(super) fn geometry(model: &Model, dtype: KvDType, reconstructs: bool) -> Result<KvGeometry> {
     let rope = if reconstructs { Some(model.config().rope()?) } else { None };
     Ok(KvGeometry { rope, ..model.kv_geometry(dtype) })
+}
+
+/// Returns the joint key dimensions of the model's widest layer.
+pub(super) fn key_dimensions(model: &Model) -> usize {
+    let geometry = model.kv_geometry(KvDType::F16);
+    geometry.layers.iter().map(LayerGeometry::width).max().unwrap_or(0)
+}
+
+/// Decodes token ids through a cache.
+pub(super) fn decode_all(model: &Model, ids: &[u32], cache: &mut dyn KvCache) -> Result<()> {
+    ids.iter().try_for_each(|&id| model.decode(id, cache).map(drop))
 }
 
 /// Checks the number of first layers that attend to everything.

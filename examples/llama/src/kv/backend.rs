@@ -13,7 +13,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use stratakv::layout::PlaneCodec;
 use stratakv::options::{CacheOptions, CachePolicy};
-use stratakv::retrieval::{Adapter, HeadAggregation, Selector};
+use stratakv::retrieval::{Adapter, HeadAggregation, MethodSpec, Selector};
 use stratakv::store::StoreStatus;
 use stratakv::{
     ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, Sequence, Store, StoreOptions,
@@ -71,6 +71,8 @@ pub struct KvOptions {
     pub profile_queries: usize,
     /// True if the store is opened without writing to it.
     pub read_only: bool,
+    /// True if an adapter that the store lacks is fitted to the prompt.
+    pub calibrate: bool,
 }
 
 impl KvOptions {
@@ -81,6 +83,9 @@ impl KvOptions {
     }
 }
 
+/// A function that decodes token ids through a cache.
+pub type Replay<'a> = dyn Fn(&[u32], &mut StoreKv) -> Result<()> + 'a;
+
 /// The store of one run, and the settings of its caches.
 pub struct Backend {
     store: Store,
@@ -88,6 +93,9 @@ pub struct Backend {
     layout: KvLayout,
     policy: StorePolicy,
     selector: Option<(Arc<dyn Selector>, HeadAggregation)>,
+    /// The method whose adapter is fitted to the prompt.
+    calibrated: Option<MethodSpec>,
+    aggregation: HeadAggregation,
     rank: Option<usize>,
     dense_layers: usize,
     summaries: SummaryResidency,
@@ -100,6 +108,8 @@ pub struct Backend {
     /// `read_bytes` of `/proc/self/io` when the store was open.
     process_begin: Option<u64>,
     temporary: Option<Temporary>,
+    /// A directory on a disk for the rows of long prompts.
+    spill_dir: Option<PathBuf>,
 }
 
 /// A temporary directory, and whether its file system is memory.
@@ -124,10 +134,18 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
         Policy::Method(_) => StorePolicy::MinMax { budget: options.budget },
     };
     let temporary = if options.devices.is_empty() { Some(temporary_directory()?) } else { None };
+    let on_disk = temporary.as_ref().filter(|place| !place.in_memory).map(|place| place.directory.path());
+    let spill_dir = options.devices.first().map(PathBuf::as_path).or(on_disk).map(Path::to_path_buf);
     let settings = settings(options, temporary.as_ref());
     let store = settings.open().map_err(|e| engine_error(e.during("cannot open the store")))?;
     let (device_begin, process_begin) = (device_bytes(&store.status()), process::read_bytes());
-    let selector = if options.policy.uses_stored_bounds() {
+    let calibrated = match options.policy.fitted_to_groups() {
+        Some(spec) if options.calibrate && options.adapters.is_none() => {
+            spec.adapter_name().filter(|name| is_missing(&store, &layout, name)).map(|_| spec)
+        }
+        _ => None,
+    };
+    let selector = if options.policy.uses_stored_bounds() || calibrated.is_some() {
         None
     } else {
         options.policy.selector(options.adapters.as_deref(), Some((&store, &layout)))?
@@ -138,6 +156,8 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
         layout,
         policy,
         selector: selector.map(|selector| (selector, options.policy.aggregation())),
+        calibrated,
+        aggregation: options.policy.aggregation(),
         rank: options.policy.rank(),
         dense_layers: options.dense_layers,
         summaries: options.summaries,
@@ -148,7 +168,13 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
         device_begin,
         process_begin,
         temporary,
+        spill_dir,
     })
+}
+
+/// Returns whether the store has no adapter of this name for the layout. A damaged one is not missing.
+fn is_missing(store: &Store, layout: &KvLayout, name: &str) -> bool {
+    store.adapter(layout, name, None).is_err_and(|e| e.kind() == ErrorKind::NotFound)
 }
 
 /// Returns the engine's options for a run.
@@ -156,14 +182,13 @@ fn settings(options: &KvOptions, temporary: Option<&Temporary>) -> StoreOptions 
     // Reports count the bytes of selected blocks, so reads must not span the gap between two blocks.
     let mut settings = StoreOptions::default().gap_limit(ByteSize(0)).read_only(options.read_only);
     if let Some(limit) = options.memory_limit {
-        settings.memory_limit = ByteSize(limit);
+        settings = settings.memory_limit(ByteSize(limit));
     }
     if options.cache_mib > 0 {
-        settings.cache = Some(CacheOptions::new(ByteSize::mib(options.cache_mib)).policy(options.cache_policy));
+        settings = settings.cache(CacheOptions::new(ByteSize::mib(options.cache_mib)).policy(options.cache_policy));
     }
     if let Some(place) = temporary {
-        settings = settings.device(place.directory.path());
-        settings.segment_bytes = Some(ByteSize(TEMPORARY_SEGMENT_BYTES));
+        settings = settings.device(place.directory.path()).segment_bytes(ByteSize(TEMPORARY_SEGMENT_BYTES));
     }
     for device in &options.devices {
         settings = settings.device(device);
@@ -214,11 +239,18 @@ impl Backend {
 
     /// Returns the cache of a session at its last commit, or an empty cache for a new name.
     ///
+    /// Clusters of a session need queries, which the store does not hold. `replay` computes them again: it gets the
+    /// newest token ids of the session, and a cache of the tokens before them, and decodes these ids.
+    ///
     /// # Errors
-    /// Fails if the stored sequence has another geometry or model, or if the store reports an error.
-    pub fn session(&self, name: &str) -> Result<StoreKv> {
+    /// Fails if the stored sequence has another geometry or model, if the store reports an error, or if `replay` fails.
+    pub fn session(&self, name: &str, replay: &Replay<'_>) -> Result<StoreKv> {
         match self.open_session(name) {
-            Ok(sequence) => self.cache(sequence, None),
+            Ok(mut sequence) => {
+                let queries =
+                    if self.needs_queries() { Some(self.newest_queries(&mut sequence, replay)?) } else { None };
+                self.cache(sequence, queries)
+            }
             Err(e) if e.kind() == ErrorKind::NotFound => self.create(&session_key(name)),
             Err(e) => Err(engine_error(e)).with_context(|| format!("session {name:?}")),
         }
@@ -230,6 +262,19 @@ impl Backend {
     /// Fails if there is no such session, and as [`Self::session`] does.
     pub fn stored_session(&self, name: &str) -> Result<Sequence> {
         self.open_session(name).map_err(engine_error).with_context(|| format!("session {name:?}"))
+    }
+
+    /// Computes the newest queries of a sequence again. Its keys and values stay as they are.
+    fn newest_queries(&self, sequence: &mut Sequence, replay: &Replay<'_>) -> Result<RecordedQueries> {
+        let ids = sequence.token_ids().to_vec();
+        let kept = ids.len().saturating_sub(self.profile_queries).max(1).min(ids.len());
+        let fork = sequence.fork().map_err(engine_error)?;
+        let policy = StorePolicy::MinMax { budget: self.budget };
+        let mut cache = StoreKv::new(&self.store, fork, self.geometry.clone(), policy, Durability::Lazy);
+        cache.record_queries(self.profile_queries);
+        cache.truncate(kept)?;
+        replay(&ids[kept..], &mut cache)?;
+        Ok(cache.profile_queries().cloned().unwrap_or_default())
     }
 
     fn open_session(&self, name: &str) -> stratakv::Result<Sequence> {
@@ -276,11 +321,17 @@ impl Backend {
         }
         cache.set_dense_layers(self.dense_layers);
         cache.read_ahead(self.read_ahead);
+        if let Some(dir) = &self.spill_dir {
+            cache.set_spill_dir(dir.clone());
+        }
+        if let Some(spec) = self.calibrated {
+            cache.calibrate_later(spec, (self.aggregation, self.budget))?;
+            return Ok(cache);
+        }
         if let Some((selector, aggregation)) = &self.selector {
             if selector.entries().is_some() {
                 let (selector, queries) = (Arc::clone(selector), self.profile_queries);
-                let attached = cache.attach_entries_later(selector, (*aggregation, self.budget), queries);
-                attached.map_err(engine_error)?;
+                cache.attach_entries_later(selector, (*aggregation, self.budget), queries)?;
                 return Ok(cache);
             }
             let selector = cache.attach_stored(Arc::clone(selector)).map_err(engine_error)?;

@@ -2,11 +2,13 @@
 //!
 //! [`Model`](crate::model::Model) calls a cache in this order:
 //!
-//! 1. Prefill appends a whole prompt, one layer after the other. [`KvCache::observe`] shows the prompt's queries if the
-//!    caller wants them.
+//! 1. Prefill appends a prompt, one layer after the other, in chunks of tokens. [`KvCache::observe`] shows the prompt's
+//!    queries if a cache wants them ([`KvCache::wants_queries`]).
 //! 2. A decode step visits every layer: [`KvCache::append`] of one token, [`KvCache::prepare`], [`KvCache::attend`].
 //! 3. [`KvCache::commit`] makes the new tokens durable.
 //! 4. [`KvCache::finish`] deletes the sequence or leaves what was committed.
+
+use std::path::Path;
 
 use anyhow::Result;
 use stratakv::pipeline::PipelineReport;
@@ -67,7 +69,7 @@ pub trait KvCache {
         self.len() == 0
     }
 
-    /// Appends `tokens` tokens to one layer: a whole prompt in prefill, one token in decode.
+    /// Appends `tokens` tokens to one layer: a chunk of the prompt in prefill, one token in decode.
     ///
     /// # Errors
     /// Fails if a length does not fit the geometry, if a value is not finite, or if the store reports an error.
@@ -91,8 +93,19 @@ pub trait KvCache {
     /// Fails if a length does not fit the geometry, if the layer is empty, or if the store reports an error.
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()>;
 
-    /// Receives the queries of prefill, `[tokens, query_heads, head_dim]`, if the caller asked for
-    /// [`LogitPositions::Queries`](crate::model::LogitPositions).
+    /// Returns a directory on a disk, where prefill may keep what does not fit in little memory. A cache in memory has
+    /// none.
+    fn spill_dir(&self) -> Option<&Path> {
+        None
+    }
+
+    /// Returns whether prefill should show its queries to this cache.
+    fn wants_queries(&self) -> bool {
+        false
+    }
+
+    /// Receives the queries of prefill, `[tokens, query_heads, head_dim]`, if a cache wants them or the caller asked
+    /// for [`LogitPositions::Queries`](crate::model::LogitPositions).
     fn observe(&mut self, _layer: usize, _queries: &[f32]) {}
 
     /// Receives the queries that a policy makes its clusters of, instead of the newest ones that the cache receives by
@@ -141,6 +154,22 @@ impl<C: KvCache + ?Sized> KvCache for Box<C> {
 
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
         (**self).attend(layer, queries, out)
+    }
+
+    fn spill_dir(&self) -> Option<&Path> {
+        (**self).spill_dir()
+    }
+
+    fn wants_queries(&self) -> bool {
+        (**self).wants_queries()
+    }
+
+    fn observe(&mut self, layer: usize, queries: &[f32]) {
+        (**self).observe(layer, queries);
+    }
+
+    fn set_profile(&mut self, queries: RecordedQueries) {
+        (**self).set_profile(queries);
     }
 
     fn commit(&mut self, new_ids: &[u32], state: &[u8]) -> Result<()> {

@@ -113,6 +113,7 @@ impl GroupedLayer {
             tokens,
             heads: HeadMask::all(self.geometry.kv_heads),
             positions: (hidden > 0).then(|| TokenMask::all(tokens).difference(TokenMask::all(hidden))),
+            one_head: false,
         }
     }
 }

@@ -19,6 +19,10 @@ use stratakv::{KvLayout, Store};
 use super::adapters::{adapter_file, from_safetensors};
 use super::error::engine_error;
 
+/// The fewest and the most bits per token and layer of `--policy auto`.
+const AUTO_BITS_MIN: usize = 64;
+const AUTO_BITS_MAX: usize = 256;
+
 /// The rule that chooses which tokens a decode step attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
@@ -81,6 +85,17 @@ impl Policy {
         self.name() == "minmax" && self.aggregation() == HeadAggregation::Sum
     }
 
+    /// Returns the method if its adapter can be fitted to a prompt: it chooses groups by an adapter.
+    #[must_use]
+    pub fn fitted_to_groups(&self) -> Option<MethodSpec> {
+        match self {
+            Self::Method(spec) if spec.method().unit == ChosenUnit::Groups && spec.adapter_name().is_some() => {
+                Some(*spec)
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the rank of reconstructed keys, or `None` if keys are read.
     #[must_use]
     pub fn rank(&self) -> Option<usize> {
@@ -135,12 +150,36 @@ pub enum HeadScore {
     GroupSoftmax,
 }
 
+/// The value of `--policy`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NamedPolicy {
+    /// Transform-coded keys with the bits that suit the model.
+    Auto,
+    /// This policy.
+    This(Policy),
+}
+
+impl FromStr for NamedPolicy {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        if text == "auto" { Ok(Self::Auto) } else { text.parse().map(Self::This) }
+    }
+}
+
+/// Returns the policy of `--policy auto`: transform-coded keys with a bit for every fourth key dimension.
+fn auto_policy(key_dimensions: usize) -> Result<Policy> {
+    let bits = (key_dimensions / 4).next_multiple_of(8).clamp(AUTO_BITS_MIN, AUTO_BITS_MAX);
+    format!("tck:{bits}").parse()
+}
+
 /// The options that choose a policy.
 #[derive(Clone, Debug, Args)]
 pub struct PolicyArgs {
-    /// Which tokens a decode step attends to; the policies are listed below
-    #[arg(long, value_name = "POLICY", default_value = "minmax")]
-    policy: Policy,
+    /// Which tokens a decode step attends to; the policies are listed below [default: auto for generate and chat,
+    /// otherwise minmax]
+    #[arg(long, value_name = "POLICY")]
+    policy: Option<NamedPolicy>,
     /// Rank ratio of kvswap and infinigen: joint key dimensions over the rank, KVSwap's sigma [default: 8]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     sigma: Option<u32>,
@@ -158,10 +197,21 @@ pub struct PolicyArgs {
 impl PolicyArgs {
     /// Returns the policy with the number and the score of the options.
     ///
+    /// `key_dimensions` is the joint key dimensions of the model's widest layer. Commands that fit adapters to their
+    /// prompt give it. Without it, `minmax` is the default and `auto` is refused.
+    ///
     /// # Errors
-    /// Fails if the registry refuses the number.
-    pub fn policy(&self) -> Result<Policy> {
-        let Policy::Method(mut spec) = self.policy else { return Ok(self.policy) };
+    /// Fails if the registry refuses the number, or if the command has no policy `auto`.
+    pub fn policy(&self, key_dimensions: Option<usize>) -> Result<Policy> {
+        let policy = match (self.policy, key_dimensions) {
+            (Some(NamedPolicy::This(policy)), _) => policy,
+            (_, Some(dimensions)) => auto_policy(dimensions)?,
+            (None, None) => "minmax".parse()?,
+            (Some(NamedPolicy::Auto), None) => {
+                bail!("--policy auto fits an adapter to a prompt, which kvrun generate and kvrun chat can do")
+            }
+        };
+        let Policy::Method(mut spec) = policy else { return Ok(policy) };
         let number = match spec.method().adapter {
             AdapterFit::LowRank | AdapterFit::PerHead => self.sigma,
             AdapterFit::Codes => self.bits,
@@ -176,7 +226,7 @@ impl PolicyArgs {
             (Some(HeadScore::Softmax), _) => Some(HeadAggregation::Softmax),
             (Some(HeadScore::GroupSoftmax), _) => Some(HeadAggregation::GroupSoftmax),
             (None, Some(named)) => Some(named),
-            (None, None) => (self.policy.name() == "minmax").then_some(HeadAggregation::Sum),
+            (None, None) => (policy.name() == "minmax").then_some(HeadAggregation::Sum),
         };
         Ok(Policy::Method(score.map_or(spec, |score| spec.with_aggregation(score))))
     }
@@ -215,6 +265,8 @@ pub fn policies_help() -> String {
     let mut help = "Policies, written NAME, NAME:NUMBER or NAME:NUMBER:HEADS with HEADS raw, softmax or group.\n\
                     Methods of clusters also take members (score clusters by codes), heads and joint, such as\n\
                     dynakv:16:members:joint.\n\
+                    \x20 auto       transform-coded keys, in generate and chat; the adapter comes from the\n\
+                    \x20            store or is fitted to the prompt; short prompts take sign bits\n\
                     \x20 full       all tokens; it ignores the budget\n\
                     \x20 window     the first four tokens and the newest ones (StreamingLLM)\n"
         .to_owned();
@@ -274,8 +326,19 @@ mod tests {
             ("--policy signs --rank 20", "signs"),
         ] {
             let line = Line::try_parse_from(std::iter::once("kvrun").chain(line.split_whitespace())).unwrap();
-            assert_eq!(line.args.policy().unwrap(), text.parse().unwrap(), "{text}");
+            assert_eq!(line.args.policy(None).unwrap(), text.parse().unwrap(), "{text}");
         }
+        let parse = |line: &str| Line::try_parse_from(std::iter::once("kvrun").chain(line.split_whitespace())).unwrap();
+        for (line, dimensions, text) in [
+            ("", 128, "tck:64"),
+            ("--policy auto", 512, "tck:128"),
+            ("--policy auto", 2048, "tck:256"),
+            ("--bits 32", 128, "tck:32"),
+            ("--policy minmax", 128, "minmax:raw"),
+        ] {
+            assert_eq!(parse(line).args.policy(Some(dimensions)).unwrap(), text.parse().unwrap(), "{line}");
+        }
+        assert!(parse("--policy auto").args.policy(None).unwrap_err().to_string().contains("kvrun generate"));
         let raw: Policy = "minmax:raw".parse().unwrap();
         assert!(raw.uses_stored_bounds() && !"minmax".parse::<Policy>().unwrap().uses_stored_bounds());
     }

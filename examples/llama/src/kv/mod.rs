@@ -8,6 +8,7 @@
 //! | [`backend`] | opening a store, creating and resuming sequences, storing adapters |
 //! | [`method`] | policies: parsing their names, making their selectors |
 //! | [`adapters`] | adapters as safetensors files |
+//! | [`prompt_sample`], [`fitting`] | adapters that are fitted to a prompt while it is prefilled |
 //! | [`memory`], [`grouped`] | caches in memory, the reference for every accuracy figure |
 //! | [`probe`] | the attention weight that a selection misses |
 //! | [`recorded`], [`recording`] | queries that clusters are made of, and a cache in memory that records them |
@@ -17,12 +18,14 @@ pub mod adapters;
 pub mod backend;
 pub mod cache;
 pub mod error;
+pub mod fitting;
 pub mod geometry;
 pub mod grouped;
 pub mod layout;
 pub mod memory;
 pub mod method;
 pub mod probe;
+pub mod prompt_sample;
 pub mod recorded;
 pub mod recording;
 pub mod selected;

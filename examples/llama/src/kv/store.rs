@@ -12,11 +12,13 @@
 //! - [`StoreKv::asked_bytes`] counts the bytes that the plans of all reads asked for. If nothing else uses the store,
 //!   it equals [`KvStats::bytes_read`], which counts completed reads.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use stratakv::pipeline::Pipeline;
-use stratakv::retrieval::{Codes, HeadAggregation, ReconstructOptions, Selector, SelectorId, summary_as};
+use stratakv::retrieval::{Codes, HeadAggregation, MethodSpec, ReconstructOptions, Selector, SelectorId, summary_as};
 use stratakv::{
     AttendOptions, Budget as EngineBudget, Durability, PlaneSet, SelectOptions, SelectRequest, Selection, Sequence,
     Store, TensorView,
@@ -27,6 +29,7 @@ use super::error::engine_error;
 use super::geometry::KvGeometry;
 use super::memory::MemoryKv;
 use super::probe::{Probe, ProbeSums};
+use super::prompt_sample::PromptSample;
 use super::recorded::RecordedQueries;
 use super::selected::SelectedSums;
 use crate::budget::Budget;
@@ -60,6 +63,9 @@ pub enum StorePolicy {
     },
 }
 
+/// The method that needs neither an adapter nor a prompt.
+const FALLBACK: &str = "signs";
+
 /// Tokens after which a commit reconstructs low-rank keys again: half of the tokens whose keys stay exact.
 const RECONSTRUCT_TOKENS: u64 = 512;
 
@@ -68,6 +74,14 @@ struct ReconstructedKeys {
     rank: usize,
     /// The tokens of the sequence when its keys were last reconstructed, or `None` before the first time.
     tokens: Option<u64>,
+}
+
+/// A selector that needs the prompt.
+enum Deferred {
+    /// It makes entries of the prompt's keys and queries.
+    Entries(Arc<dyn Selector>, HeadAggregation, Budget),
+    /// Its adapter is fitted to the prompt.
+    Calibrated(PromptSample, HeadAggregation, Budget),
 }
 
 /// A KV cache that is a sequence of a store.
@@ -97,8 +111,12 @@ pub struct StoreKv {
     /// The queries that the caller gave instead of the newest ones.
     profile: Option<RecordedQueries>,
     /// The selector that the first commit attaches.
-    deferred: Option<(Arc<dyn Selector>, HeadAggregation, Budget)>,
+    deferred: Option<Deferred>,
+    /// A fitted adapter, or the reason why there is none, for a report.
+    note: Option<String>,
     selected: SelectedSums,
+    /// A directory on a disk for the rows of a long prompt.
+    spill_dir: Option<PathBuf>,
 }
 
 impl StoreKv {
@@ -132,8 +150,15 @@ impl StoreKv {
             recorded: None,
             profile: None,
             deferred: None,
+            note: None,
             selected: SelectedSums::default(),
+            spill_dir: None,
         }
+    }
+
+    /// Sets the directory where prefill may keep what does not fit in little memory.
+    pub fn set_spill_dir(&mut self, dir: PathBuf) {
+        self.spill_dir = Some(dir);
     }
 
     /// Sets whether decode steps prefetch what predicted queries select.
@@ -229,20 +254,84 @@ impl StoreKv {
         selector: Arc<dyn Selector>,
         (aggregation, budget): (HeadAggregation, Budget),
         queries: usize,
-    ) -> stratakv::Result<()> {
+    ) -> Result<()> {
         self.record_queries(queries);
         self.policy = StorePolicy::Full;
-        self.deferred = Some((selector, aggregation, budget));
+        self.deferred = Some(Deferred::Entries(selector, aggregation, budget));
         // A fork has tokens before its first commit.
         if self.sequence.is_empty() { Ok(()) } else { self.attach_deferred() }
     }
 
-    /// Attaches the selector that waits for a commit.
-    fn attach_deferred(&mut self) -> stratakv::Result<()> {
-        let Some((selector, aggregation, budget)) = self.deferred.take() else { return Ok(()) };
-        let selector = self.attach_entries(selector)?;
+    /// Fits the method's adapter to the prompt that prefill will show, and selects by it from the first commit on. The
+    /// store then holds the adapter. If the prompt is too short, or if the sequence has tokens already, steps select
+    /// by sign bits.
+    ///
+    /// # Errors
+    /// Fails if the selector of sign bits cannot be attached.
+    pub fn calibrate_later(
+        &mut self,
+        spec: MethodSpec,
+        (aggregation, budget): (HeadAggregation, Budget),
+    ) -> Result<()> {
+        self.policy = StorePolicy::Full;
+        self.deferred = Some(Deferred::Calibrated(PromptSample::new(&self.geometry, spec), aggregation, budget));
+        if self.sequence.is_empty() { Ok(()) } else { self.attach_deferred() }
+    }
+
+    /// Stores the adapter that the prompt's sample fits. It happens before the first commit, so that a session that is
+    /// interrupted after it goes on with the same adapter.
+    fn store_calibrated(&mut self) -> Result<Option<Arc<dyn Selector>>> {
+        let Some(Deferred::Calibrated(sample, ..)) = &self.deferred else { return Ok(None) };
+        let (name, (seen, needed)) = (sample.spec().adapter_name().unwrap_or_default(), sample.tokens());
+        if seen < needed {
+            self.note = Some(format!("sign bits, because {name} needs a prompt of {needed} tokens to fit an adapter"));
+            return Ok(None);
+        }
+        let begin = Instant::now();
+        let adapter = sample.fit()?;
+        self.store.put_adapter(self.sequence.layout(), &adapter, 1).map_err(engine_error)?;
+        let selector = sample.spec().selector(Some(Arc::new(adapter))).map_err(engine_error)?;
+        let seconds = begin.elapsed().as_secs_f64();
+        self.note = Some(format!("{name} was fitted to {seen} tokens of the prompt in {seconds:.1} s"));
+        Ok(Some(selector))
+    }
+
+    /// Attaches the selector that waits for a commit. `calibrated` is the one of [`Self::store_calibrated`].
+    fn attach_after_commit(&mut self, calibrated: Option<Arc<dyn Selector>>) -> Result<()> {
+        match (calibrated, self.deferred.take()) {
+            (Some(selector), Some(Deferred::Calibrated(_, aggregation, budget))) => {
+                let selector = self.attach_stored(selector).map_err(engine_error)?;
+                self.policy = StorePolicy::Selected { selector, aggregation, budget };
+                Ok(())
+            }
+            (_, deferred) => {
+                self.deferred = deferred;
+                self.attach_deferred()
+            }
+        }
+    }
+
+    /// Attaches the selector that waits for tokens. Sign bits take the place of a method that has no adapter.
+    fn attach_deferred(&mut self) -> Result<()> {
+        let (selector, aggregation, budget) = match self.deferred.take() {
+            None => return Ok(()),
+            Some(Deferred::Entries(selector, aggregation, budget)) => {
+                (self.attach_entries(selector).map_err(engine_error)?, aggregation, budget)
+            }
+            Some(Deferred::Calibrated(_, aggregation, budget)) => {
+                let signs: MethodSpec = FALLBACK.parse().map_err(engine_error)?;
+                let selector = signs.selector(None).map_err(engine_error)?;
+                (self.attach_stored(selector).map_err(engine_error)?, aggregation, budget)
+            }
+        };
         self.policy = StorePolicy::Selected { selector, aggregation, budget };
         Ok(())
+    }
+
+    /// Returns what happened to the method: an adapter that was fitted, or why there is none.
+    #[must_use]
+    pub fn method_note(&self) -> Option<&str> {
+        self.note.as_deref()
     }
 
     /// Records the newest `limit` queries of each layer from now on.
@@ -416,13 +505,27 @@ impl KvCache for StoreKv {
         let shape = self.geometry.layers[layer];
         let view = |data| TensorView::token_major(data, tokens, shape.kv_heads, shape.head_dim);
         self.sequence.append(layer, view(keys), view(values)).map_err(engine_error)?;
+        if let Some(Deferred::Calibrated(sample, ..)) = &mut self.deferred {
+            sample.add_keys(layer, keys);
+        }
         match &mut self.probe {
             Some(probe) => probe.append(layer, keys, values, tokens),
             None => Ok(()),
         }
     }
 
+    fn spill_dir(&self) -> Option<&Path> {
+        self.spill_dir.as_deref()
+    }
+
+    fn wants_queries(&self) -> bool {
+        self.recorded.is_some() || matches!(self.deferred, Some(Deferred::Calibrated(..)))
+    }
+
     fn observe(&mut self, layer: usize, queries: &[f32]) {
+        if let Some(Deferred::Calibrated(sample, ..)) = &mut self.deferred {
+            sample.add_queries(layer, queries);
+        }
         let row = self.geometry.layers.get(layer).map_or(0, |shape| self.geometry.query_heads * shape.head_dim);
         if let Some(recorded) = &mut self.recorded {
             recorded.add(layer, queries, row);
@@ -454,6 +557,9 @@ impl KvCache for StoreKv {
 
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
         self.geometry.check_attend(layer, queries, out)?;
+        if !matches!(self.policy, StorePolicy::Selected { .. }) {
+            self.observe(layer, queries);
+        }
         if self.pipeline.is_some() && self.prepared.as_ref().is_none_or(|(prepared, _)| *prepared != layer) {
             self.prepare(layer, queries, None)?;
         }
@@ -466,9 +572,9 @@ impl KvCache for StoreKv {
             }
             None => {
                 let selection = self.select(layer, queries).map_err(engine_error)?;
-                let mut ticket = self.store.read(&[&selection]).submit().map_err(engine_error)?;
-                self.asked += ticket.device_bytes();
-                ticket.attend(0, queries, &selection, &self.options, out).map_err(engine_error)?;
+                let selections = [&selection];
+                let request = self.store.read(&selections);
+                self.asked += request.attend(&[queries], &self.options, &mut [&mut *out]).map_err(engine_error)?;
                 selection
             }
         };
@@ -485,9 +591,10 @@ impl KvCache for StoreKv {
     fn commit(&mut self, new_ids: &[u32], state: &[u8]) -> Result<()> {
         let (named, held) = (self.sequence.token_ids().len() + new_ids.len(), self.len());
         ensure!(named == held, "the commit names {named} tokens, the cache holds {held}");
+        let calibrated = self.store_calibrated()?;
         self.sequence.append_token_ids(new_ids).map_err(engine_error)?;
         self.sequence.commit_with(state, self.durability).map_err(engine_error)?;
-        self.attach_deferred().map_err(engine_error)?;
+        self.attach_after_commit(calibrated)?;
         self.reconstruct()
     }
 

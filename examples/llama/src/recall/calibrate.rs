@@ -5,11 +5,12 @@
 //! 2. [`fit`] computes adapters from the collected moments.
 
 use anyhow::Result;
-use stratakv::retrieval::{Adapter, AdapterFit, Calibrator, CodeOptions, methods};
+use stratakv::retrieval::{Adapter, AdapterFit, Calibrator, methods};
 
 use super::prompts::Prompt;
+use crate::kv::fitting::fit_adapter;
 use crate::kv::memory::MemoryPolicy;
-use crate::kv::{Committed, KvCache, KvDType, KvGeometry, KvStats, MemoryKv, engine_error};
+use crate::kv::{Committed, KvCache, KvDType, KvGeometry, KvStats, LayerGeometry, MemoryKv};
 use crate::model::{LogitPositions, Model};
 
 /// Of this many prompt queries one is used.
@@ -98,21 +99,14 @@ pub fn fit(
     rank_ratios: &[usize],
     bits: &[usize],
 ) -> Result<Vec<Adapter>> {
-    let layer = geometry.layers.first().copied();
-    let (width, heads) = layer.map_or((0, 1), |l| (l.width(), l.kv_heads));
+    let none = LayerGeometry { kv_heads: 1, head_dim: 0, window: None };
+    let layer = geometry.layers.first().copied().unwrap_or(none);
     let mut adapters = Vec::new();
-    for method in methods() {
+    for method in methods().iter().filter(|method| method.adapter != AdapterFit::None) {
         let numbers = if method.adapter == AdapterFit::Codes { bits } else { rank_ratios };
         for &number in numbers {
-            let (name, rank) = (format!("{}-{number}", method.name), (width / number.max(1)).max(1));
-            let options = CodeOptions { bits: number, dimension_bits_max: 4, decode_only: false };
-            let adapter = match method.adapter {
-                AdapterFit::None => continue,
-                AdapterFit::LowRank => calibrator.low_rank(&name, 1, rank),
-                AdapterFit::PerHead => calibrator.per_head(&name, 1, rank.next_multiple_of(heads)),
-                AdapterFit::Codes => calibrator.codes(&name, 1, options),
-            };
-            adapters.push(adapter.map_err(engine_error)?);
+            let name = format!("{}-{number}", method.name);
+            adapters.push(fit_adapter(calibrator, &name, (method.adapter, number), layer)?);
         }
     }
     Ok(adapters)

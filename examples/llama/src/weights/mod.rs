@@ -1,18 +1,23 @@
-//! The weights of a model directory: `model.safetensors`, or the shards that `model.safetensors.index.json` names.
+//! The weights of a model: a GGUF file, or the safetensors files of a directory.
+//!
+//! A directory has `model.safetensors`, or the shards that `model.safetensors.index.json` names.
 //!
 //! 1. `mapping.rs` maps each file read-only. Nothing is copied yet.
 //! 2. The header of each file is checked once: names, shapes, element types, and ranges inside of the file.
-//! 3. The model takes vectors and matrices out by name. Their shapes must be those that `config.json` implies.
-//! 4. `matrix.rs` keeps bf16 and f16 matrices mapped and converts blocks of rows to f32 when they are used.
+//! 3. The model takes vectors and matrices out by name. Their shapes must be those that the configuration implies.
+//! 4. `matrix.rs` keeps matrices mapped, except f32 ones. It converts blocks of rows to f32 when they are used.
+//! 5. `blocks.rs` multiplies quantised rows without a conversion.
 //!
 //! The files must not be changed while a model uses them.
 
+mod blocks;
+mod fingerprint;
+mod mapped_gguf;
 mod mapping;
 mod matrix;
 mod stored;
 
 use std::collections::{BTreeSet, HashMap};
-use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -20,18 +25,26 @@ use anyhow::{Context, Result, bail, ensure};
 use safetensors::{Dtype, SafeTensors};
 use serde::Deserialize;
 
+pub use fingerprint::fingerprint;
+pub use mapped_gguf::open_gguf;
+pub(crate) use mapping::map;
 pub(crate) use matrix::WeightMatrix;
 use stored::{StoredTensor, WeightDType};
 
-/// The tensors of a model directory that were not taken out yet.
+use crate::gguf;
+
+/// The tensors of a model that were not taken out yet, by their Hugging Face names.
 pub struct Weights {
     origin: String,
+    /// True if the file has other names.
+    is_gguf: bool,
     tensors: HashMap<String, Entry>,
 }
 
 /// One tensor as the header of its file describes it.
 struct Entry {
-    dtype: Dtype,
+    /// The name of the element type.
+    dtype: String,
     shape: Vec<usize>,
     /// The tensor, or `None` if its element type cannot be used as a weight.
     stored: Option<StoredTensor>,
@@ -61,7 +74,7 @@ impl Weights {
                 dir.display()
             );
         }
-        Ok(Self { origin: dir.display().to_string(), tensors })
+        Ok(Self { origin: dir.display().to_string(), is_gguf: false, tensors })
     }
 
     /// Takes a vector out, as f32.
@@ -71,7 +84,7 @@ impl Weights {
     pub(crate) fn vector(&mut self, name: &str, length: usize) -> Result<Vec<f32>> {
         let stored = self.take(name, &[length])?;
         let mut out = vec![0.0; length];
-        stored.read(0, &mut out);
+        stored.read(0, &mut out)?;
         Ok(out)
     }
 
@@ -84,21 +97,33 @@ impl Weights {
         WeightMatrix::new(stored, columns)
     }
 
+    /// Takes a vector out as a matrix of one column.
+    ///
+    /// # Errors
+    /// Fails as [`Weights::vector`] does.
+    pub(crate) fn column(&mut self, name: &str, length: usize) -> Result<WeightMatrix> {
+        WeightMatrix::new(vec![self.take(name, &[length])?], 1)
+    }
+
     fn take(&mut self, name: &str, shape: &[usize]) -> Result<StoredTensor> {
         let Some(entry) = self.tensors.remove(name) else { return Err(self.missing(name, shape)) };
-        let origin = &self.origin;
-        ensure!(
-            entry.shape == shape,
-            "{origin}: tensor {name} has shape {:?}, config.json implies {shape:?}",
-            entry.shape
-        );
+        let (origin, name) = (&self.origin, self.own_name(name));
+        let rule = if self.is_gguf { "the metadata" } else { "config.json" };
+        ensure!(entry.shape == shape, "{origin}: tensor {name} has shape {:?}, {rule} implies {shape:?}", entry.shape);
         let dtype = entry.dtype;
-        entry.stored.with_context(|| format!("{origin}: tensor {name} is {dtype:?}; weights must be f32, f16 or bf16"))
+        entry.stored.with_context(|| format!("{origin}: tensor {name} is {dtype}; weights must be f32, f16 or bf16"))
+    }
+
+    /// Returns a tensor's name in the file.
+    fn own_name(&self, name: &str) -> String {
+        let own = if self.is_gguf { gguf::to_gguf(name) } else { None };
+        own.unwrap_or_else(|| name.to_owned())
     }
 
     fn missing(&self, name: &str, shape: &[usize]) -> anyhow::Error {
-        let mut names: Vec<&str> = self.tensors.keys().map(String::as_str).collect();
+        let mut names: Vec<String> = self.tensors.keys().map(|name| self.own_name(name)).collect();
         names.sort_unstable();
+        let name = self.own_name(name);
         let more = names.len().saturating_sub(8);
         names.truncate(8);
         anyhow::anyhow!(
@@ -126,7 +151,7 @@ fn entries(path: &Path) -> Result<HashMap<String, Entry>> {
         };
         let bytes = data + info.data_offsets.0..data + info.data_offsets.1;
         let stored = dtype.map(|dtype| StoredTensor::new(Arc::clone(&file), bytes, dtype));
-        (name, Entry { dtype: info.dtype, shape: info.shape.clone(), stored })
+        (name, Entry { dtype: format!("{:?}", info.dtype), shape: info.shape.clone(), stored })
     };
     Ok(metadata.tensors().into_iter().map(entry).collect())
 }
@@ -151,22 +176,6 @@ fn files(dir: &Path) -> Result<(Vec<PathBuf>, HashMap<String, String>)> {
         files.push(dir.join(shard));
     }
     Ok((files, index_file.weight_map))
-}
-
-/// Returns the BLAKE3 hash of `config.json` and every weight file. Models with the same hash compute the same keys and
-/// values.
-///
-/// # Errors
-/// Fails if a file is missing or cannot be read.
-pub fn fingerprint(dir: &Path) -> Result<[u8; 32]> {
-    let mut hasher = blake3::Hasher::new();
-    for path in std::iter::once(dir.join("config.json")).chain(files(dir)?.0) {
-        let mut file = File::open(&path).with_context(|| format!("cannot open {}", path.display()))?;
-        // Each file's length is hashed before it, so that bytes cannot move from one file to the next.
-        hasher.update(&file.metadata()?.len().to_le_bytes());
-        std::io::copy(&mut file, &mut hasher).with_context(|| format!("cannot read {}", path.display()))?;
-    }
-    Ok(*hasher.finalize().as_bytes())
 }
 
 #[cfg(test)]

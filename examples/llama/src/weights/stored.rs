@@ -1,28 +1,45 @@
-//! One tensor of a mapped safetensors file, read as f32.
+//! One tensor of a mapped file, read as f32.
 
 use std::ops::Range;
 use std::sync::Arc;
 
+use anyhow::Result;
+use candle_core::quantized::GgmlDType;
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use memmap2::Mmap;
 
+use super::blocks;
+
 /// Elements that are converted from f16 at a time, through a buffer on the stack.
 const F16_BLOCK: usize = 512;
 
-/// The element type of a stored weight. Reading it as f32 is exact for all three.
+/// The element type of a stored weight. Reading it as f32 is exact.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WeightDType {
     F32,
     F16,
     Bf16,
+    /// Blocks of quantised elements. The tensor begins at an even address.
+    Blocks(GgmlDType),
 }
 
 impl WeightDType {
-    pub(crate) const fn bytes(self) -> usize {
+    /// Returns the bytes of a number of elements, which are whole blocks.
+    pub(crate) fn bytes(self, elements: usize) -> usize {
         match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
+            Self::F32 => 4 * elements,
+            Self::F16 | Self::Bf16 => 2 * elements,
+            Self::Blocks(kind) => elements / kind.block_size() * kind.type_size(),
+        }
+    }
+
+    /// Returns the elements in a number of bytes.
+    fn elements(self, bytes: usize) -> usize {
+        match self {
+            Self::F32 => bytes / 4,
+            Self::F16 | Self::Bf16 => bytes / 2,
+            Self::Blocks(kind) => bytes / kind.type_size() * kind.block_size(),
         }
     }
 }
@@ -47,14 +64,22 @@ impl StoredTensor {
 
     /// Returns the number of elements.
     pub(crate) fn len(&self) -> usize {
-        self.bytes.len() / self.dtype.bytes()
+        self.dtype.elements(self.bytes.len())
     }
 
-    /// Converts the elements `first..first + out.len()` to f32.
-    pub(crate) fn read(&self, first: usize, out: &mut [f32]) {
-        let size = self.dtype.bytes();
-        let bytes = &self.file[self.bytes.clone()][first * size..][..out.len() * size];
+    /// Returns the bytes of the elements `first..first + count`, which are whole blocks.
+    pub(super) fn slice(&self, first: usize, count: usize) -> &[u8] {
+        &self.file[self.bytes.clone()][self.dtype.bytes(first)..][..self.dtype.bytes(count)]
+    }
+
+    /// Converts the elements `first..first + out.len()` to f32. They are whole blocks.
+    ///
+    /// # Errors
+    /// Fails if quantised elements are not whole blocks.
+    pub(crate) fn read(&self, first: usize, out: &mut [f32]) -> Result<()> {
+        let bytes = self.slice(first, out.len());
         match self.dtype {
+            WeightDType::Blocks(kind) => return blocks::widen(kind, bytes, out),
             WeightDType::F32 => {
                 for (out, bytes) in out.iter_mut().zip(bytes.as_chunks::<4>().0) {
                     *out = f32::from_le_bytes(*bytes);
@@ -78,5 +103,6 @@ impl StoredTensor {
                 }
             }
         }
+        Ok(())
     }
 }

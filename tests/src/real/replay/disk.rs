@@ -171,11 +171,12 @@ impl Device {
     }
 
     /// Makes `image` a state that a power failure after `cut` requests may leave. It holds everything that a flush
-    /// covered, and any part of the rest. `cut` must not decrease from one call to the next.
-    pub(super) fn cut(&self, cut: usize, rng: &mut Rng) {
+    /// covered, and any part of the rest. `cut` must not decrease from one call to the next. Returns whether writes
+    /// are torn.
+    pub(super) fn cut(&self, cut: usize, rng: &mut Rng) -> bool {
         let mut state = self.state();
         let DeviceState { durable, durable_at, log, image, .. } = &mut *state;
-        let Some(log) = log else { return };
+        let Some(log) = log else { return false };
         let cut = cut.min(log.len());
         while let Some(next) = log[*durable_at..cut].iter().position(|entry| matches!(entry, DeviceRequest::Flush)) {
             let end = *durable_at + next + 1;
@@ -196,6 +197,7 @@ impl Device {
                 _ => {}
             }
         }
+        shape == 4 && !rest.is_empty()
     }
 }
 

@@ -48,7 +48,7 @@ pub struct ReplayReport {
     pub by_file_system: BTreeMap<String, u64>,
     /// The recordings, and those in which a write or flush failed.
     pub recordings: (u64, u64),
-    /// The images of a failed device that the file system itself refuses to mount.
+    /// The images of a failed device, or with torn writes, that the file system itself refuses to mount.
     pub unmountable: u64,
     /// The recorded writes, discards and flushes.
     pub entries: u64,
@@ -88,6 +88,9 @@ pub fn run(plan: &ReplayPlan, stop: &AtomicBool) -> ReplayReport {
         }
         recording += 1;
     }
+    if outcome.unmountable > outcome.passed.max(IMAGES_PER_RECORDING) {
+        outcome.failures.push(format!("the file system refused {} images", outcome.unmountable));
+    }
     outcome
 }
 
@@ -118,7 +121,8 @@ fn one_recording(
     let mut rng = Rng(seed);
     set_mutant(plan.mutant);
     let failed_before = outcome.recordings.1;
-    let lines = record(file_system, &device, &fuse.join("disk"), &mounted_at, &mut rng, outcome);
+    let kind = StoreKind { devices: 1 + (seed % 2) as usize, limited: seed.is_multiple_of(3) };
+    let lines = record((file_system, kind), &device, &fuse.join("disk"), &mounted_at, &mut rng, outcome);
     set_mutant(None);
     let lines = lines?;
     let faulty = outcome.recordings.1 > failed_before;
@@ -132,12 +136,13 @@ fn one_recording(
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        device.cut(cut, &mut rng);
+        let torn = device.cut(cut, &mut rng);
         let mut known = BTreeMap::new();
         let mounted = Loop::new(&fuse.join("image")).and_then(|device| Mounted::new(device, file_system, &image_at));
         let mounted = match mounted {
-            // The failed request may have been metadata of the file system.
-            Err(_) if faulty => {
+            // The failed request may have been metadata of the file system. XFS expects that a block of its metadata
+            // is not torn.
+            Err(_) if faulty || torn => {
                 outcome.unmountable += 1;
                 continue;
             }
@@ -145,7 +150,7 @@ fn one_recording(
         };
         let reported = lines.iter().take_while(|(at, _)| *at <= cut);
         reported.clone().for_each(|(_, line)| apply_report(&mut known, *line));
-        if let Err(e) = check_image(mounted, &mut known) {
+        if let Err(e) = check_image(mounted, kind, &mut known) {
             let last: Vec<String> = reported.map(|(at, line)| format!("[{at}] {line}")).collect();
             let last = last.iter().rev().take(16).rev().cloned().collect::<Vec<_>>().join("\n    ");
             return Err(format!("image {nth}, cut after {cut} of {end} requests: {e}\n    {last}"));
@@ -154,6 +159,15 @@ fn one_recording(
         *outcome.by_file_system.entry(file_system.to_owned()).or_default() += 1;
     }
     Ok(())
+}
+
+/// The store of a recording.
+#[derive(Clone, Copy)]
+struct StoreKind {
+    /// Its device directories, all on the same file system.
+    devices: usize,
+    /// True if it has a capacity, so that it evicts sequences.
+    limited: bool,
 }
 
 /// The FUSE mount. Dropping it unmounts.
@@ -170,7 +184,7 @@ impl Drop for Session {
 /// Makes a file system with a store and works on it. Returns the reports, each with the number of requests that had
 /// completed before it.
 fn record(
-    file_system: &str,
+    (file_system, StoreKind { devices, limited }): (&str, StoreKind),
     device: &Device,
     file: &Path,
     at: &Path,
@@ -181,8 +195,8 @@ fn record(
     let quiet = if file_system == "xfs" { "-q" } else { "-Fq" };
     call(&format!("mkfs.{file_system}"), &[quiet, &backing.0])?;
     let mounted = Mounted::new(backing, file_system, at)?;
-    let dirs = device_dirs(&mounted.at, 1);
-    worker::open(&dirs).map_err(|e| format!("create: {e:?}"))?;
+    let dirs = device_dirs(&mounted.at, devices);
+    worker::open(&dirs, limited).map_err(|e| format!("create: {e:?}"))?;
     call("sync", &["-f", &mounted.at.to_string_lossy()])?;
     // In some recordings the device fails once.
     let fault = match rng.below(6) {
@@ -197,7 +211,7 @@ fn record(
     let mut seed = rng.next_u64();
     loop {
         let next = 1 + lines.len() as u64 * 100;
-        let job = Job { dirs: dirs.clone(), seed, next };
+        let job = Job { dirs: dirs.clone(), seed, next, limited };
         // The store is closed and opened again several times during a recording.
         let life = Instant::now() + Duration::from_millis(50 + rng.below(300) as u64);
         let worked = catch_panic(|| {
@@ -221,14 +235,18 @@ fn record(
     Ok(lines)
 }
 
-fn check_image(mounted: Mounted, known: &mut BTreeMap<u64, LedgerEntry>) -> Result<(), String> {
-    let dirs = device_dirs(&mounted.at, 1);
+fn check_image(
+    mounted: Mounted,
+    StoreKind { devices, limited }: StoreKind,
+    known: &mut BTreeMap<u64, LedgerEntry>,
+) -> Result<(), String> {
+    let dirs = device_dirs(&mounted.at, devices);
     let report = catch_panic(|| check(&dirs))?;
     if !report.clean {
         return Err(format!("kvfsck:\n{}", report.to_text()));
     }
-    let store = worker::open(&dirs).map_err(|e| format!("open: {e:?}"))?;
-    catch_panic(|| check_store(&store, known))?;
+    let store = worker::open(&dirs, limited).map_err(|e| format!("open: {e:?}"))?;
+    catch_panic(|| check_store(&store, known, limited))?;
     drop(store);
     drop(mounted);
     Ok(())

@@ -137,10 +137,20 @@ impl Runner<'_> {
         }
         self.close_all()?;
         self.repair_all()?;
+        self.must_have_left(disk)?;
         for slot in 0..SLOTS {
             self.check(slot)?;
         }
         Ok(())
+    }
+
+    /// Checks that a lost disk is no device of the repaired store, because no frame is left on it.
+    fn must_have_left(&self, disk: usize) -> StepResult {
+        let sound = self.readers.is_empty() && self.simulation.faults_hit() == 0 && !self.simulation.is_down();
+        match sound && self.index(disk)?.is_some() {
+            true => failed(format!("disk {disk} was lost, the store was repaired, and the disk is still a device")),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn remove(&mut self, disk: usize) -> StepResult {
@@ -181,6 +191,11 @@ impl Runner<'_> {
         match added {
             Ok(_) => {
                 self.coverage.add(coverage::DISK_BACK);
+                Ok(())
+            }
+            // The store holds the directory of a disk that left it until it is closed.
+            Err(e) if e.kind() == ErrorKind::InUse && self.changed => {
+                self.disks.retain(|own| *own != disk);
                 Ok(())
             }
             Err(e) => self.fault("add a disk", &e),

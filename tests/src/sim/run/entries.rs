@@ -7,14 +7,14 @@
 //! The model does not know the rounded keys of an encoded layer, so such layers are left out.
 
 use super::{Runner, StepResult, Stop, failed};
-use crate::sim::content::{CaseShape, Token};
+use crate::sim::content::{CaseShape, Contents, Token};
 use crate::sim::coverage;
 use std::sync::Arc;
 use stratakv::retrieval::{
     ChosenEntries, EntryRequest, EntrySelector, HeadAggregation, KeyGroup, LayerSummary, MethodSpec, QueryProfile,
     SealedKeys, Selector, SelectorId,
 };
-use stratakv::{Budget, Error, ErrorKind, SelectOptions, SelectRequest, Selection, Sequence};
+use stratakv::{Budget, Error, ErrorKind, SelectOptions, SelectRequest, Selection, Sequence, Store};
 
 /// The recorded queries of a profile.
 const QUERIES: usize = 3;
@@ -31,13 +31,13 @@ impl Runner<'_> {
     /// `Ok(Err)` is an error of the store.
     pub(super) fn compare_entries(
         &mut self,
-        sequence: &mut Sequence,
+        (store, sequence): (&Store, &mut Sequence),
         layers: &[Vec<Token>],
+        contents: Option<&[Contents]>,
     ) -> StepResult<stratakv::Result<()>> {
         let Some(method) = &self.case.entries else { return Ok(Ok(())) };
-        let compared: Vec<usize> = (0..self.shape.layers)
-            .filter(|layer| !self.shape.encodes(*layer, 0) && layers[*layer].len() / self.shape.group >= GROUPS_MIN)
-            .collect();
+        let compared: Vec<usize> =
+            (0..self.shape.layers).filter(|layer| layers[*layer].len() / self.shape.group >= GROUPS_MIN).collect();
         if compared.is_empty() {
             return Ok(Ok(()));
         }
@@ -49,7 +49,8 @@ impl Runner<'_> {
         };
         let mut outcome = Ok(Ok(()));
         for layer in compared {
-            outcome = self.compare_layer(sequence, (id, selector.as_ref()), layer, &layers[layer]);
+            let own = contents.and_then(|contents| contents.get(layer));
+            outcome = self.compare_layer((store, sequence), (id, selector.as_ref()), (layer, &layers[layer]), own);
             if !matches!(outcome, Ok(Ok(()))) {
                 break;
             }
@@ -60,15 +61,34 @@ impl Runner<'_> {
 
     fn compare_layer(
         &mut self,
-        sequence: &mut Sequence,
+        (store, sequence): (&Store, &mut Sequence),
         (id, selector): (SelectorId, &dyn Selector),
-        layer: usize,
-        tokens: &[Token],
+        (layer, tokens): (usize, &[Token]),
+        contents: Option<&Contents>,
     ) -> StepResult<stratakv::Result<()>> {
-        let found = match self.select_entries(sequence, (id, selector), layer, tokens.len()) {
-            Ok(found) => found,
+        let selection = match self.select_entries(sequence, (id, selector), layer, tokens.len()) {
+            Ok(selection) => selection,
             Err(e) => return Ok(no_memory_or(e)),
         };
+        // A method that stayed attached has clusters of the tokens of then.
+        if !self.stored.is_kept(sequence.id().0) && !self.shape.encodes(layer, 0) {
+            self.compare_with_fresh(sequence, selector, &selection, (layer, tokens))?;
+        }
+        if contents.is_some() && selection.stored_pages() > 0 {
+            self.coverage.add(coverage::PAGED);
+        }
+        self.check_pages((store, sequence), &selection, (layer, tokens), contents)
+    }
+
+    /// Compares the entries of a selection with those that a fresh sequence chooses.
+    fn compare_with_fresh(
+        &mut self,
+        sequence: &Sequence,
+        selector: &dyn Selector,
+        selection: &Selection,
+        (layer, tokens): (usize, &[Token]),
+    ) -> StepResult {
+        let found = entries_of(&self.shape, selection);
         let wrong = |what: String| format!("sequence {}, layer {layer}, {}: {what}", sequence.id(), selector.name());
         let expected = fresh(&self.shape, selector, layer, tokens).map_err(|e| Stop::Failed(wrong(e.to_string())))?;
         if found != expected {
@@ -78,7 +98,7 @@ impl Runner<'_> {
         if tokens.len() >= CLUSTERED {
             self.coverage.add(coverage::CLUSTERS);
         }
-        Ok(Ok(()))
+        Ok(())
     }
 
     /// Selects by a method that was just attached. Profiles the layer first if the method needs that.
@@ -88,7 +108,19 @@ impl Runner<'_> {
         (id, selector): (SelectorId, &dyn Selector),
         layer: usize,
         tokens: usize,
-    ) -> stratakv::Result<Entries> {
+    ) -> stratakv::Result<Selection> {
+        self.profile_layer(sequence, (id, selector), layer)?;
+        let (query, options) = (query(&self.shape, layer), options(tokens));
+        sequence.select(layer, SelectRequest::query(&query).options(options).selector(id))
+    }
+
+    /// Profiles a layer if the method needs that.
+    pub(super) fn profile_layer(
+        &self,
+        sequence: &mut Sequence,
+        (id, selector): (SelectorId, &dyn Selector),
+        layer: usize,
+    ) -> stratakv::Result<()> {
         let keys = self.shape.keys();
         let mut takes_profile = false;
         for kind in selector.summaries() {
@@ -99,9 +131,7 @@ impl Runner<'_> {
             let queries: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
             sequence.profile(id, layer, &queries, None)?;
         }
-        let (query, options) = (query(&self.shape, layer), options(tokens));
-        let selection = sequence.select(layer, SelectRequest::query(&query).options(options).selector(id))?;
-        Ok(entries_of(&self.shape, &selection))
+        Ok(())
     }
 }
 
@@ -119,7 +149,7 @@ fn entries_of(shape: &CaseShape, selection: &Selection) -> Entries {
     (0..shape.keys().kv_heads).map(sorted).collect()
 }
 
-fn query(shape: &CaseShape, layer: usize) -> Vec<f32> {
+pub(super) fn query(shape: &CaseShape, layer: usize) -> Vec<f32> {
     (0..shape.width()).map(|i| ((i * 7 + layer) % 5) as f32 - 2.0).collect()
 }
 
@@ -127,7 +157,7 @@ fn recorded(shape: &CaseShape, layer: usize) -> Vec<Vec<f32>> {
     (0..QUERIES).map(|at| (0..shape.width()).map(|i| ((i * 5 + at * 3 + layer) % 7) as f32 - 3.0).collect()).collect()
 }
 
-fn options(tokens: usize) -> SelectOptions {
+pub(super) fn options(tokens: usize) -> SelectOptions {
     SelectOptions::new(Budget::tokens(tokens / 2)).aggregation(HeadAggregation::Softmax)
 }
 

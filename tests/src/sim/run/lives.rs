@@ -110,6 +110,7 @@ impl Runner<'_> {
         } else {
             coverage::FORKED_BETWEEN
         });
+        self.stored.forked(id, fork.id().0);
         self.model.created(fork.id().0, life).or_else(failed)?;
         self.handles[to] = Some((fork.id().0, fork));
         Ok(())
@@ -126,7 +127,7 @@ impl Runner<'_> {
                 Err(e) => return failed(format!("sequence {id}: {e}")),
             }
         }
-        Ok(())
+        self.check_attached(slot)
     }
 
     pub(super) fn reader(&mut self, slot: usize) -> StepResult {

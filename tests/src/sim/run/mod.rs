@@ -13,9 +13,12 @@
 //! A step ends early with a [`Stop`]. [`Runner::fault`] decides what an error of the store means.
 
 mod adapters;
+mod clusters;
+mod directories;
 mod disks;
 mod entries;
 mod lives;
+mod neighbour;
 mod recovery;
 mod space;
 mod summaries;
@@ -126,6 +129,9 @@ struct Runner<'c> {
     changed: bool,
     /// True after the runner damaged a disk.
     flipped: bool,
+    stored: clusters::StoredSets,
+    /// The second store of the process, if the case has one.
+    beside: Option<neighbour::Neighbour>,
 }
 
 /// Runs a case.
@@ -180,6 +186,8 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         failed: 0,
         changed: false,
         flipped: false,
+        stored: clusters::StoredSets::default(),
+        beside: None,
         limited: case.regime == Regime::Tight || case.capacity.is_some(),
     };
     runner.simulation.limit_operations(OPERATIONS_MAX);
@@ -195,6 +203,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
     runner.coverage.add_many(coverage::FLIPPED, runner.simulation.flips_hit());
     runner.simulation.crash();
     runner.drop_store();
+    runner.beside = None;
     let trace = runner.simulation.trace();
     runner.coverage.traces = runner.coverage.traces.wrapping_add(trace);
     let outcome = match outcome {
@@ -235,6 +244,7 @@ impl Runner<'_> {
     fn drop_store(&mut self) {
         self.readers.clear();
         self.handles = [const { None }; SLOTS];
+        self.stored.all_detached();
         self.store = None;
     }
 
@@ -254,11 +264,8 @@ impl Runner<'_> {
     fn options(&self) -> StoreOptions {
         let segment = self.case.segment_pages * 4096;
         let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(segment));
-        let options = StoreOptions { shard_threads: self.case.shards, ..options.frame_bytes(ByteSize::kib(64)) };
-        match self.case.capacity {
-            Some(segments) => options.capacity(ByteSize(self.capacity_bytes(segments))),
-            None => options,
-        }
+        let options = options.frame_bytes(ByteSize::kib(64)).shard_threads(self.case.shards);
+        options.capacity(self.case.capacity.map(|segments| ByteSize(self.capacity_bytes(segments))))
     }
 
     /// Decides whether an error has a cause. Returns `Ok` if the round continues after it.
@@ -271,6 +278,10 @@ impl Runner<'_> {
         match e.kind() {
             ErrorKind::NoSpace if self.limited || hit => {
                 self.coverage.add(coverage::NO_SPACE);
+                Ok(())
+            }
+            ErrorKind::MemoryLimit | ErrorKind::Busy if self.simulation.memory_refused() > 0 => {
+                self.coverage.add(coverage::NO_MEMORY);
                 Ok(())
             }
             ErrorKind::Io if hit => {
@@ -317,7 +328,7 @@ impl Runner<'_> {
             }
             self.crash(round)?;
         }
-        Ok(())
+        self.leave_neighbour()
     }
 
     fn round(&mut self, round: &Round) -> StepResult {
@@ -389,6 +400,11 @@ impl Runner<'_> {
             Operation::Attach { slot, landmarks } => self.attach(slot, landmarks),
             Operation::Adapter { version, put: true } => self.put_adapter(version),
             Operation::Adapter { version, put: false } => self.delete_adapter(version),
+            Operation::StoreClusters { slot, keep } => self.store_clusters(slot, keep),
+            Operation::DropClusters { slot } => self.drop_clusters(slot),
+            Operation::SpoilPools { slot, way } => self.spoil_pools(slot, way),
+            Operation::SpoilDirectories { slot } => self.spoil_directories(slot),
+            Operation::OpenTwice => self.open_twice(),
             Operation::Flush => {
                 let flushed = self.store()?.flush();
                 self.model.sync_attempted(flushed.is_ok());
@@ -399,6 +415,11 @@ impl Runner<'_> {
             Operation::Capacity { segments } => self.set_capacity(segments),
             Operation::Wait { milliseconds } => {
                 self.simulation.advance(milliseconds);
+                Ok(())
+            }
+            Operation::Neighbour { tokens } => self.neighbour(tokens),
+            Operation::Clock { milliseconds } => {
+                self.simulation.set_clock(milliseconds);
                 Ok(())
             }
             Operation::Heal { slot } => self.heal(slot),

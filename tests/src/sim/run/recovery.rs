@@ -40,6 +40,7 @@ impl Runner<'_> {
         self.gone_now().clear();
         self.coverage.crashes += 1;
         self.simulation.restart();
+        self.stored.opening();
         if let Some((prefix, copies, below)) = &round.rot {
             self.note(|| format!("bit rot in {copies} files {prefix}"));
             self.rotten |= self.simulation.rot(prefix, *copies, *below);
@@ -105,6 +106,7 @@ impl Runner<'_> {
     pub(super) fn open_with(&mut self, options: StoreOptions) -> StepResult {
         self.above = self.simulation.take_peak_bytes();
         self.held = (Vec::new(), 0);
+        self.stored.opening();
         self.capacity = self.case.capacity.map(|segments| self.capacity_bytes(segments));
         let start = self.simulation.now();
         match self.open_store(&options) {
@@ -207,7 +209,7 @@ impl Runner<'_> {
             });
             sequences.push(sequence);
         }
-        let candidates = self.model.candidates(&found, expires, self.simulation.now());
+        let candidates = self.model.candidates(&found, expires, self.simulation.latest());
         let mut wrong = "no commit left this".to_owned();
         let mut read = None;
         for (at, candidate) in candidates.iter().enumerate() {
@@ -224,8 +226,9 @@ impl Runner<'_> {
             for candidate in candidates.into_iter().skip(at) {
                 match self.compare(&sequences, &candidate, &contents) {
                     Ok(()) => {
-                        for (sequence, version) in sequences.iter_mut().zip(&candidate.versions) {
-                            self.compare_entries(sequence, &version.layers)?
+                        let layers = contents.chunks(self.shape.layers);
+                        for ((sequence, version), own) in sequences.iter_mut().zip(&candidate.versions).zip(layers) {
+                            self.compare_entries((store, sequence), &version.layers, Some(own))?
                                 .map_err(|e| self.unreadable("choose entries after recovery", &e))?;
                         }
                         return Ok((found, candidate));
@@ -284,7 +287,7 @@ impl Runner<'_> {
     pub(super) fn unreadable(&mut self, doing: &str, e: &Error) -> Stop {
         match self.fault(doing, e) {
             Err(stop) => stop,
-            Ok(()) if e.kind() == ErrorKind::Io => Stop::Reported,
+            Ok(()) if matches!(e.kind(), ErrorKind::Io | ErrorKind::MemoryLimit | ErrorKind::Busy) => Stop::Reported,
             Ok(()) => Stop::Failed(format!("{doing}: {e:?}")),
         }
     }
@@ -296,11 +299,12 @@ impl Runner<'_> {
         let dir = tempfile::tempdir_in(place).map_err(failed)?;
         self.simulation.dump(dir.path()).map_err(failed)?;
         let devices: Vec<PathBuf> = self.disks.iter().map(|disk| dir.path().join(disk.to_string())).collect();
-        let options = kvfsck::Options { threads: 1, ..kvfsck::Options::default() };
+        let options = kvfsck::Options { threads: 1, full: self.case.entries.is_some(), ..kvfsck::Options::default() };
         let report = kvfsck::check(&devices, &options, &());
         let report = report.map_err(|e| Stop::Failed(format!("kvfsck: {e:?}")))?;
         self.coverage.add(coverage::CHECKED);
-        match report.findings.iter().find(|finding| finding.severity == kvfsck::Severity::Damage) {
+        let is_damage = |finding: &&kvfsck::Finding| finding.severity == kvfsck::Severity::Damage;
+        match report.findings.iter().filter(is_damage).find(|finding| !self.explains(finding)) {
             None => Ok(()),
             Some(finding) => Err(Stop::Failed(format!("kvfsck finds damage after a crash: {finding}"))),
         }

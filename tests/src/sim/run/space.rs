@@ -43,8 +43,16 @@ impl Runner<'_> {
             return failed(format!("evicted although space is not short: {event:?}"));
         }
         self.note(|| format!("went: {gone:?}"));
+        for (id, ..) in &gone {
+            if self.stored.gone(*id) {
+                self.coverage.add(coverage::CLUSTERS_WENT);
+            }
+        }
+        if events.iter().any(|event| event.reason == EvictionReason::Space) {
+            self.clusters_went_first()?;
+        }
         let open = self.open_ids();
-        self.model.evicted(&gone, &open, self.simulation.now()).or_else(failed)
+        self.model.evicted(&gone, &open, self.simulation.latest()).or_else(failed)
     }
 
     pub(super) fn clean(&mut self) -> StepResult {

@@ -60,7 +60,11 @@ impl Runner<'_> {
         }
         let Some((_, mut sequence)) = self.handles[slot].take() else { return Ok(()) };
         let layers = self.model.lives.get(&id).map(|life| life.now.layers.clone()).unwrap_or_default();
-        let compared = if layers.is_empty() { Ok(Ok(())) } else { self.compare_entries(&mut sequence, &layers) };
+        let store = self.store()?.clone();
+        let compared = match layers.is_empty() {
+            true => Ok(Ok(())),
+            false => self.compare_entries((&store, &mut sequence), &layers, None),
+        };
         self.handles[slot] = Some((id, sequence));
         compared?.or_else(|e| self.fault("choose entries", &e))
     }

@@ -3,6 +3,7 @@
 use super::{Runner, StepResult, Stop, failed};
 use crate::sim::case::SLOTS;
 use crate::sim::content::Token;
+use crate::sim::coverage;
 use stratakv::{Durability, Error, ErrorKind};
 
 /// Returns whether a commit that failed with this error may still take effect.
@@ -101,6 +102,9 @@ impl Runner<'_> {
         let tokens = (sequence.len() as usize).saturating_sub(back);
         let cut = sequence.truncate(tokens as u64);
         let lengths: Vec<_> = (0..self.shape.layers).map(|layer| sequence.layer_len(layer).ok()).collect();
+        if self.stored.cut(id, tokens as u64) {
+            self.coverage.add(coverage::CLUSTERS_CUT);
+        }
         let life = self.model.lives.entry(id).or_default();
         if cut.is_ok() {
             life.now.cut(tokens, self.shape.group);
@@ -118,6 +122,7 @@ impl Runner<'_> {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let Some((_, sequence)) = self.handles[slot].take() else { return Ok(()) };
         let deleted = sequence.delete(durability);
+        self.stored.gone(id);
         self.model.handle_dropped(id);
         if !self.model.is_committed(id) {
             self.model.lives.remove(&id);
@@ -132,6 +137,7 @@ impl Runner<'_> {
 
     pub(super) fn close(&mut self, slot: usize) -> StepResult {
         let Some((id, sequence)) = self.handles[slot].take() else { return Ok(()) };
+        self.stored.detached(id);
         self.mark_commits();
         // The sequence has a handle until it is closed.
         self.closing = Some(id);

@@ -87,6 +87,8 @@ pub struct AdaptiveClusters {
     centroids: Centroids,
     stats: Vec<ClusterStats>,
     members: Vec<Vec<u32>>,
+    /// True if a cluster may be without a member, which happens after a cut.
+    may_be_empty: bool,
     /// The capacity of all lists of members.
     member_capacity: usize,
     /// The entries that wait for the split of each flagged cluster, at least one for each.
@@ -98,8 +100,18 @@ pub struct AdaptiveClusters {
     splits: u64,
 }
 
+/// A part of the entries that a split divides.
+struct Part {
+    /// The entries, as rows of the keys of the split.
+    rows: Vec<u32>,
+    stats: ClusterStats,
+    centroid: Vec<f32>,
+}
+
 /// Room for members that a list gains when it is full.
 const MEMBERS_STEP: usize = 4;
+/// Lists of clusters that are full grow by this part of themselves.
+const GROWTH: usize = 16;
 /// Bytes of an entry in a buffer, with its share of the tree.
 const BUFFERED_BYTES: usize = 128;
 
@@ -134,6 +146,7 @@ impl AdaptiveClusters {
             stats,
             member_capacity: members.iter().map(Vec::capacity).sum(),
             members,
+            may_be_empty: false,
             buffers: BTreeMap::new(),
             in_memory: vec![false; initial.len()],
             retrieved: Vec::new(),
@@ -171,8 +184,8 @@ impl AdaptiveClusters {
     /// expected keys.
     #[must_use]
     pub fn bytes_once(&self, clusters: usize, more: usize) -> usize {
-        // Lists of clusters grow by a quarter, and lists of members by a few.
-        let room = if clusters > self.len() { clusters + clusters / 4 + 1 } else { clusters };
+        // Lists of clusters grow by a sixteenth, and lists of members by a few.
+        let room = if clusters > self.len() { clusters + clusters / GROWTH + 1 } else { clusters };
         let held = self.stats.capacity().max(self.members.capacity()).max(self.in_memory.capacity());
         let retrieved = clusters.max(self.retrieved.capacity()) * size_of::<u32>();
         let members = self.member_capacity + (more + clusters - self.len().min(clusters)) * MEMBERS_STEP;
@@ -264,8 +277,7 @@ impl AdaptiveClusters {
         let stats = &mut self.stats[cluster];
         let has_room = (stats.size() as usize) < self.options.max_size;
         let is_flagged = self.buffers.contains_key(&(cluster as u32));
-        if !is_flagged && has_room && stats.variance_with(&centroid, key) <= self.options.threshold {
-            stats.add(&mut centroid, key);
+        if !is_flagged && has_room && stats.add_within(self.options.threshold, &mut centroid, key) {
             self.centroids.set(cluster, &centroid);
             self.add_member(cluster, entry);
             return Ok(Adaptation::Joined(cluster as u32));
@@ -324,13 +336,14 @@ impl AdaptiveClusters {
         }
         let mut parts = self.divide(keys, entries.len());
         // The larger part keeps the number. Of equal parts, the one with the oldest entry does.
-        let largest = parts.iter().enumerate().max_by_key(|(_, part)| (part.len(), std::cmp::Reverse(part[0])));
+        let order = |part: &Part| (part.rows.len(), std::cmp::Reverse(part.rows[0]));
+        let largest = parts.iter().enumerate().max_by_key(|(_, part)| order(part));
         let largest = largest.map_or(0, |(at, _)| at);
         parts.swap(0, largest);
         let mut written = Vec::with_capacity(parts.len());
         for (at, part) in parts.iter().enumerate() {
             let number = if at == 0 { cluster as usize } else { self.open() };
-            self.fill(number, part, &entries, keys);
+            self.fill(number, part, &entries);
             written.push(number as u32);
         }
         self.due = None;
@@ -350,6 +363,7 @@ impl AdaptiveClusters {
                 self.centroids.leave_out(cluster);
             }
         }
+        self.may_be_empty = self.members.iter().any(Vec::is_empty);
         self.buffers.values_mut().for_each(|buffer| buffer.retain(|entry| *entry < entries));
         self.buffers.retain(|_, buffer| !buffer.is_empty());
     }
@@ -375,6 +389,16 @@ impl AdaptiveClusters {
             Some(members) => Ok(members),
             None => refused(format!("cluster {cluster} of {}", self.len())),
         }
+    }
+
+    /// Returns the members of a cluster that exists, without its buffer.
+    pub(crate) fn members_of(&self, cluster: usize) -> &[u32] {
+        &self.members[cluster]
+    }
+
+    /// Returns whether a cluster that exists has a member. Without a cut, the lists of members are not read.
+    pub(crate) fn has_members(&self, cluster: usize) -> bool {
+        !self.may_be_empty || !self.members[cluster].is_empty()
     }
 
     /// Returns the entries that wait in the buffer of a cluster.
@@ -437,19 +461,23 @@ impl AdaptiveClusters {
         }
     }
 
-    /// Divides keys `[count, dim]` by 2-means, until each part is within the limits. Returns the indices of each part.
-    fn divide(&mut self, keys: &[f32], count: usize) -> Vec<Vec<u32>> {
+    /// Divides keys `[count, dim]` by 2-means, until each part is within the limits.
+    fn divide(&mut self, keys: &[f32], count: usize) -> Vec<Part> {
         let (mut open, mut parts): (Vec<Vec<u32>>, _) = (vec![(0..count as u32).collect()], Vec::new());
+        let mut rows = Vec::with_capacity(keys.len());
         let mut is_whole = true;
         while let Some(part) = open.pop() {
-            let rows: Vec<f32> =
-                part.iter().flat_map(|at| &keys[*at as usize * self.dim..][..self.dim]).copied().collect();
-            let is_over =
-                is_whole || part.len() > self.options.max_size || self.variance(&rows) > self.options.threshold;
+            rows.clear();
+            part.iter().for_each(|at| rows.extend_from_slice(&keys[*at as usize * self.dim..][..self.dim]));
+            let must_split = (is_whole || part.len() > self.options.max_size) && part.len() >= self.options.min_split;
             is_whole = false;
-            if !is_over || part.len() < self.options.min_split {
-                parts.push(part);
-                continue;
+            if !must_split {
+                let (mut stats, mut centroid) = (ClusterStats::default(), vec![0.0; self.dim]);
+                rows.chunks_exact(self.dim).for_each(|key| stats.add(&mut centroid, key));
+                if part.len() < self.options.min_split || stats.variance() <= self.options.threshold {
+                    parts.push(Part { rows: part, stats, centroid });
+                    continue;
+                }
             }
             self.splits += 1;
             let halves = two_means(&rows, self.dim, &mut SeededRandom::of_part(self.options.seed, self.splits));
@@ -460,19 +488,13 @@ impl AdaptiveClusters {
         parts
     }
 
-    fn variance(&self, rows: &[f32]) -> f64 {
-        let (mut stats, mut centroid) = (ClusterStats::default(), vec![0.0; self.dim]);
-        rows.chunks_exact(self.dim).for_each(|key| stats.add(&mut centroid, key));
-        stats.variance()
-    }
-
     /// Adds an empty cluster in memory, which is filled next.
     fn open(&mut self) -> usize {
         let clusters = self.len();
         if self.stats.capacity() == clusters || self.members.capacity() == clusters {
-            self.stats.reserve_exact(1 + clusters / 4);
-            self.members.reserve_exact(1 + clusters / 4);
-            self.in_memory.reserve_exact(1 + clusters / 4);
+            self.stats.reserve_exact(1 + clusters / GROWTH);
+            self.members.reserve_exact(1 + clusters / GROWTH);
+            self.in_memory.reserve_exact(1 + clusters / GROWTH);
         }
         self.stats.push(ClusterStats::default());
         self.members.push(Vec::new());
@@ -481,15 +503,13 @@ impl AdaptiveClusters {
     }
 
     /// Makes a part of the split entries the members of a cluster.
-    fn fill(&mut self, cluster: usize, part: &[u32], entries: &[u32], keys: &[f32]) {
-        let (mut stats, mut centroid) = (ClusterStats::default(), vec![0.0; self.dim]);
-        part.iter().for_each(|at| stats.add(&mut centroid, &keys[*at as usize * self.dim..][..self.dim]));
-        self.stats[cluster] = stats;
+    fn fill(&mut self, cluster: usize, part: &Part, entries: &[u32]) {
+        self.stats[cluster] = part.stats;
         match cluster == self.centroids.len() {
-            true => self.centroids.push(&centroid),
-            false => self.centroids.set(cluster, &centroid),
+            true => self.centroids.push(&part.centroid),
+            false => self.centroids.set(cluster, &part.centroid),
         }
-        let members: Vec<u32> = part.iter().map(|at| entries[*at as usize]).collect();
+        let members: Vec<u32> = part.rows.iter().map(|at| entries[*at as usize]).collect();
         self.member_capacity = self.member_capacity - self.members[cluster].capacity() + members.capacity();
         self.members[cluster] = members;
         self.buffers.remove(&(cluster as u32));

@@ -211,7 +211,7 @@ pub(super) fn two_means(keys: &[f32], dim: usize, random: &mut SeededRandom) -> 
     if keys.chunks_exact(dim).all(|key| key == points.row(0)) {
         return (0..points.len()).map(|at| u32::from(at >= points.len().div_ceil(2))).collect();
     }
-    one_level(points, 2, TWO_MEANS_PASSES, random).assignment
+    two_level::two_clusters(points, TWO_MEANS_PASSES, random)
 }
 
 /// Passes of [`two_means`].
@@ -273,6 +273,16 @@ mod tests {
         for (topics, spread) in [(60, 0.3), (300, 0.5)] {
             let found = against_full_passes(topics, spread, 0.7);
             assert!(found <= 1.06, "{topics} topics, spread {spread}: {found}");
+        }
+    }
+
+    #[test]
+    fn halves_are_those_of_full_passes() {
+        for (count, seed) in (2..60).zip(1..) {
+            let keys = planted(60, 9, 7, 0.5);
+            let points = PointRows::new(&keys[..count * 7], 7);
+            let full = two_level::one_level(points, 2, TWO_MEANS_PASSES, &mut SeededRandom::new(seed)).assignment;
+            assert_eq!(two_means(points.rows, 7, &mut SeededRandom::new(seed)), full, "{count} keys");
         }
     }
 

@@ -11,10 +11,9 @@
 //! Invariant: a point joins a centroid only if it is at least as near as its own.
 
 use super::points::{PointRows, update};
-use crate::kernels::{
-    POINTS, PointLanes, indexed_point_products, lower_to_nearest, multiply_add, point_block, squared_norms, transpose,
-};
+use crate::kernels::{POINTS, PointLanes, indexed_point_products, multiply_add, point_block, squared_norms, transpose};
 use crate::retrieval::clusters::lists::ClusterLists;
+use crate::retrieval::clusters::nearest_rows::nearest_rows;
 use crate::retrieval::top_k::highest;
 
 /// Centroids of a list.
@@ -71,8 +70,7 @@ impl NearScratch {
             points.gather_into(members, &mut self.rows);
             point_block(&self.rows, &mut self.block);
             indexed_point_products(&self.block, centroids, near, &mut self.products);
-            let (mut least, mut nearest) = ([f32::INFINITY; POINTS], [0; POINTS]);
-            lower_to_nearest(&self.products, &self.norms, 0, &mut least, &mut nearest);
+            let (_, nearest) = nearest_rows(&self.products, &self.norms);
             members.iter().zip(nearest).for_each(|(at, of)| assignment[*at as usize] = near[of as usize]);
         }
     }

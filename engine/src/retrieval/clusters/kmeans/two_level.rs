@@ -13,8 +13,9 @@
 use super::points::{NearestCentroids, PointRows, set_means, update};
 use super::refine::refine;
 use super::seeding::plus_plus;
-use crate::kernels::lower_distances;
+use crate::kernels::{POINTS, lower_distances, point_block, point_products, squared_norms};
 use crate::retrieval::clusters::lists::ClusterLists;
+use crate::retrieval::clusters::nearest_rows::nearest_rows;
 use crate::retrieval::clusters::random::SeededRandom;
 
 /// The most clusters that are found on one level.
@@ -50,6 +51,37 @@ pub(super) fn one_level(points: PointRows<'_>, count: usize, passes: usize, rand
         update(points, &mut assignment, &mut centroids);
     }
     Partition { centroids, assignment }
+}
+
+/// Returns the assignment that [`one_level`] finds for two clusters.
+///
+/// The points are laid out once for all passes, and the passes end when none changes anything.
+pub(super) fn two_clusters(points: PointRows<'_>, passes: usize, random: &mut SeededRandom) -> Vec<u32> {
+    let dim = points.dim;
+    let mut centroids = plus_plus(points, 2, random);
+    let mut blocks = vec![[0.0; POINTS]; points.len().div_ceil(POINTS) * dim];
+    for (rows, block) in points.rows.chunks(POINTS * dim).zip(blocks.chunks_exact_mut(dim)) {
+        point_block(rows, block);
+    }
+    let (mut assignment, mut last) = (vec![0; points.len()], Vec::new());
+    let (mut norms, mut products) = ([0.0; 2], [[0.0; POINTS]; 2]);
+    for _ in 0..passes.max(1) {
+        let count = centroids.len() / dim;
+        squared_norms(&centroids, dim, &mut norms[..count]);
+        for (block, assignment) in blocks.chunks_exact(dim).zip(assignment.chunks_mut(POINTS)) {
+            point_products(block, &centroids, &mut products[..count]);
+            let (_, nearest) = nearest_rows(&products[..count], &norms);
+            assignment.copy_from_slice(&nearest[..assignment.len()]);
+        }
+        // A centroid that seeding did not find belongs to an empty cluster.
+        centroids.resize(2 * dim, 0.0);
+        update(points, &mut assignment, &mut centroids);
+        if assignment == last {
+            break;
+        }
+        last.clone_from(&assignment);
+    }
+    assignment
 }
 
 /// Finds `count` clusters on two levels.

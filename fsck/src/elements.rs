@@ -1,10 +1,10 @@
-//! Elements of exported planes: whether they are finite, and whether min/max summaries fit their keys.
+//! Elements of planes: whether they are finite, and whether min/max summaries fit their keys.
 
 use stratakv_format::DType;
 use stratakv_format::layout::{LayerGeometry, Layout};
 
 /// Returns the offset of the first element that is not finite. Such an element has an exponent of all ones.
-pub(super) fn first_not_finite(dtype: DType, elements: &[u8]) -> Option<usize> {
+pub(crate) fn first_not_finite(dtype: DType, elements: &[u8]) -> Option<usize> {
     let (bytes, exponent) = match dtype {
         DType::F32 => (4, 0x7f80),
         DType::F16 => (2, 0x7c00),
@@ -27,7 +27,7 @@ fn ordered(bits: u16) -> i32 {
 ///
 /// Summaries of 16-bit keys are exact. Summaries of f32 keys are rounded outward to bf16: they contain the keys, and
 /// exceed them by at most the rounding.
-pub(super) fn is_min_max(record: &[u8], keys: &[u8], layer: &LayerGeometry, layout: &Layout) -> bool {
+pub(crate) fn is_min_max(record: &[u8], keys: &[u8], layer: &LayerGeometry, layout: &Layout) -> bool {
     let (dim, tokens) = (usize::from(layer.key_dim), usize::from(layout.group_tokens));
     let stored: Vec<u16> = record.chunks_exact(2).map(|b| u16::from_le_bytes([b[0], b[1]])).collect();
     let (minima, maxima) = stored.split_at(stored.len() / 2);

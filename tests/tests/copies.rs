@@ -11,16 +11,14 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use stratakv::options::BalancePolicy;
 use stratakv::{
-    ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence, Store,
+    ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence, Store,
     StoreOptions, TensorView,
 };
 use stratakv_format::manifest;
 use stratakv_format::superblock::newest;
-
-const KV_HEADS: usize = 2;
-const DIM: usize = 16;
-const GROUP: usize = 8;
-const LAYERS: usize = 2;
+use stratakv_tests::content::{LayerShape, Order, SequenceShape};
+use stratakv_tests::disk::device_dirs;
+use stratakv_tests::rng::mix;
 
 stratakv_tests::on_threads!(
     copies_are_on_distinct_devices_and_are_checked,
@@ -49,11 +47,7 @@ struct Place {
 impl Place {
     fn new(devices: usize, threads: Option<usize>) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let devices: Vec<PathBuf> = (0..devices).map(|at| dir.path().join(at.to_string())).collect();
-        for device in &devices {
-            use std::os::unix::fs::DirBuilderExt;
-            std::fs::DirBuilder::new().mode(0o700).create(device).unwrap();
-        }
+        let devices = device_dirs(dir.path(), devices);
         Self { _dir: dir, devices, threads }
     }
 
@@ -68,7 +62,7 @@ impl Place {
     fn options_of<'a>(&self, devices: impl Iterator<Item = &'a PathBuf>) -> StoreOptions {
         let options = devices.fold(Store::options(), |options, device| options.device(device));
         let options = options.memory_limit(ByteSize::mib(48)).segment_bytes(ByteSize::mib(1));
-        StoreOptions { shard_threads: self.threads, ..options.frame_bytes(ByteSize::kib(256)) }
+        options.frame_bytes(ByteSize::kib(256)).shard_threads(self.threads)
     }
 
     fn without(&self, lost: usize) -> StoreOptions {
@@ -103,46 +97,31 @@ impl Place {
     }
 }
 
-fn layout() -> KvLayout {
-    let builder = KvLayout::builder().layers(LAYERS as u16).kv_heads(KV_HEADS as u16).head_dim(DIM as u16);
-    builder.group_tokens(GROUP as u16).build().unwrap()
+fn shape() -> SequenceShape {
+    SequenceShape { layers: vec![LayerShape::full(2, 16); 2], dtype: DType::F16, group: 8 }
 }
 
-fn element(layer: usize, token: usize, plane: usize, i: usize) -> f32 {
-    let x = (layer * 131 + token * 31 + plane * 17 + i * 7) as u64;
-    ((x.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as f32 - 128.0) / 64.0
+fn layout() -> KvLayout {
+    shape().layout().unwrap()
+}
+
+fn seeds(tokens: std::ops::Range<usize>) -> Vec<u64> {
+    tokens.map(|token| mix(token as u64)).collect()
 }
 
 fn append(sequence: &mut Sequence, tokens: std::ops::Range<usize>) {
-    let row = KV_HEADS * DIM;
-    for layer in 0..LAYERS {
-        let plane = |plane| -> Vec<f32> {
-            tokens.clone().flat_map(|t| (0..row).map(move |i| element(layer, t, plane, i))).collect()
-        };
-        let (keys, values) = (plane(0), plane(1));
-        let view = |data| TensorView::token_major(data, tokens.len(), KV_HEADS, DIM);
-        sequence.append(layer, view(&keys), view(&values)).unwrap();
+    for layer in shape().kv_layers() {
+        shape().append(sequence, layer, &seeds(tokens.clone()), Order::nth(layer)).unwrap();
     }
 }
 
 /// Reads the whole sequence and compares every byte.
 fn check(store: &Store, sequence: &Sequence, tokens: usize) -> stratakv::Result<()> {
-    for layer in 0..LAYERS {
-        let view = sequence.select(layer, SelectRequest::all())?;
-        assert_eq!(view.tokens(), tokens);
-        let batch = store.read(&[&view]).submit()?.wait()?;
-        let blocks = batch.get(0)?;
-        for (nth, group) in view.groups().enumerate() {
-            let (keys, values) = blocks.group(nth)?;
-            for (plane, bytes) in [keys, values].into_iter().enumerate() {
-                for (index, stored) in bytes.chunks_exact(2).enumerate() {
-                    let (head, rest) = (index / (GROUP * DIM), index % (GROUP * DIM));
-                    let token = group as usize * GROUP + rest / DIM;
-                    let want = element(layer, token, plane, head * DIM + rest % DIM);
-                    assert_eq!(stored, half::f16::from_f32(want).to_le_bytes(), "layer {layer}, token {token}");
-                }
-            }
-        }
+    for layer in shape().kv_layers() {
+        let selection = sequence.select(layer, SelectRequest::all())?;
+        assert_eq!(selection.tokens(), tokens);
+        let batch = store.read(&[&selection]).submit()?.wait()?;
+        shape().check_blocks(layer, &seeds(0..tokens), &selection, batch.get(0)?);
     }
     Ok(())
 }

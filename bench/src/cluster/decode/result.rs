@@ -1,0 +1,157 @@
+//! Results of `kvbench cluster decode`.
+
+use crate::cluster::decode::side::SideFigures;
+use crate::cluster::decode::workload::DecodeWorkload;
+use crate::support::report::{ratio, rounded};
+use serde::Serialize;
+use stratakv::sequence::StoredClusters;
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct DecodeTrace {
+    trace: String,
+    tokens: usize,
+    layers: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    group: u16,
+    read_bps: Option<u64>,
+    read_iops: Option<u64>,
+}
+
+impl DecodeTrace {
+    pub(super) fn new(
+        workload: &DecodeWorkload,
+        group: u16,
+        (read_bps, read_iops): (Option<u64>, Option<u64>),
+    ) -> Self {
+        Self {
+            trace: workload.name.clone(),
+            tokens: workload.tokens,
+            layers: workload.layers.len(),
+            kv_heads: workload.kv_heads,
+            head_dim: workload.dim,
+            group,
+            read_bps,
+            read_iops,
+        }
+    }
+}
+
+/// The cost of storing the clusters of one method.
+#[derive(Debug, Serialize)]
+pub(super) struct StoreClustersResult<'a> {
+    method: String,
+    /// Attaching the method, profile included: keys are read and clustered.
+    attach_s: f64,
+    store_s: f64,
+    /// Attaching again, with stored clusters.
+    reattach_s: f64,
+    clusters: u64,
+    mean_size: f64,
+    pages: u64,
+    /// Entries in pages over entries that the pages have space for.
+    page_fill: f64,
+    page_bytes: u64,
+    directory_bytes: u64,
+    device_bytes: u64,
+    /// `device_bytes` over the bytes of keys and values of the covered tokens.
+    ratio_kv: Option<f64>,
+    #[serde(flatten)]
+    trace: &'a DecodeTrace,
+}
+
+impl<'a> StoreClustersResult<'a> {
+    /// Returns the result of one method. `attach_s` are the times before and after storing.
+    pub(super) fn new(
+        method: String,
+        stored: &StoredClusters,
+        [attach_s, reattach_s]: [f64; 2],
+        workload: &DecodeWorkload,
+        trace: &'a DecodeTrace,
+    ) -> Self {
+        // Keys and values in f16.
+        let token_bytes = (workload.kv_heads * workload.dim * 4 * stored.layers) as u64;
+        let covered = (stored.tokens * stored.layers as u64).max(1);
+        // A method with a list per head stores entries of one head.
+        let is_per_head = stored.entries >= covered * workload.kv_heads as u64 && workload.kv_heads > 1;
+        let heads = if is_per_head { 1 } else { workload.kv_heads };
+        let entry_bytes = (heads * workload.dim * 4) as u64;
+        let room = stored.page_bytes / entry_bytes;
+        Self {
+            method,
+            attach_s: rounded(attach_s),
+            store_s: rounded(stored.time.as_secs_f64()),
+            reattach_s: rounded(reattach_s),
+            clusters: stored.clusters,
+            mean_size: rounded(stored.entries as f64 / stored.clusters.max(1) as f64),
+            pages: stored.pages,
+            page_fill: rounded(stored.entries as f64 / room.max(1) as f64),
+            page_bytes: stored.page_bytes,
+            directory_bytes: stored.directory_bytes,
+            device_bytes: stored.device_bytes,
+            ratio_kv: ratio(stored.device_bytes as f64, (token_bytes * stored.tokens) as f64),
+            trace,
+        }
+    }
+}
+
+/// The reads of one method at one budget, from one place.
+#[derive(Debug, Serialize)]
+pub(super) struct ClusterDecodeResult<'a> {
+    pub(super) method: String,
+    pub(super) place: &'static str,
+    pub(super) budget: &'a str,
+    #[serde(flatten)]
+    pub(super) figures: SideFigures,
+    ratio_requests: Option<f64>,
+    ratio_bytes: Option<f64>,
+    ratio_step: Option<f64>,
+    #[serde(flatten)]
+    trace: &'a DecodeTrace,
+}
+
+impl<'a> ClusterDecodeResult<'a> {
+    /// Returns the result, with its ratios to the baseline.
+    pub(super) fn new(
+        (method, place, budget): (String, &'static str, &'a str),
+        figures: SideFigures,
+        baseline: &SideFigures,
+        trace: &'a DecodeTrace,
+    ) -> Self {
+        Self {
+            method,
+            place,
+            budget,
+            figures,
+            ratio_requests: ratio(figures.requests, baseline.requests),
+            ratio_bytes: ratio(figures.bytes, baseline.bytes),
+            ratio_step: ratio(figures.step_us, baseline.step_us),
+            trace,
+        }
+    }
+
+    /// Returns the header of the table of results.
+    pub(super) fn header() -> String {
+        let names = ["method", "place", "budget", "weight", "requests", "KiB", "select us", "read us", "step us"];
+        let [method, place, budget, numbers @ ..] = names;
+        let mut line = format!("{method:<20} {place:<7} {budget:>7}");
+        for name in numbers.into_iter().chain(["requests x", "bytes x", "step x"]) {
+            line.push_str(&format!(" {name:>10}"));
+        }
+        line
+    }
+
+    /// Returns its line of the table.
+    pub(super) fn line(&self) -> String {
+        let own = &self.figures;
+        let mut line = format!("{:<20} {:<7} {:>7}", self.method, self.place, self.budget);
+        let ratios = [self.ratio_requests, self.ratio_bytes, self.ratio_step].map(Option::unwrap_or_default);
+        let figures =
+            [own.weight_kept, own.requests, own.bytes / 1024.0, own.select_us, own.read_us, own.step_us].map(rounded);
+        for figure in figures.into_iter().chain(ratios) {
+            line.push_str(&format!(" {figure:>10}"));
+        }
+        line
+    }
+}

@@ -1,0 +1,36 @@
+//! Clusters on disk: the entries of a sequence once more, in the order of clusters (SPEC.md chapter 11).
+//!
+//! | file | what it does |
+//! |---|---|
+//! | `layer_clusters` | the clusters of a layer as they are stored: each covered token is in at least one |
+//! | `page_plan` | which entries are in which page |
+//! | `page_rows` | copies keys and values from groups to pages |
+//! | `directory_pieces` | the directory of one head, or of all heads, as pieces |
+//! | `writer` | writes pools and directories as derived frames, and commits them |
+//! | `report` | the result for the caller |
+//! | `stored_set`, `stored_list` | directories that were read: where each token is in pages |
+//! | `cover` | the pages that give chosen entries |
+//!
+//! Invariants:
+//! - Pages repeat decoded elements of groups that are committed. No token counts because of a page.
+//! - A page is written once, and synced before a commit names its directory.
+//! - The pages of neighbouring clusters are neighbours, so that they are read with one request.
+
+mod cover;
+mod directory_pieces;
+mod layer_clusters;
+mod page_plan;
+mod page_rows;
+mod report;
+mod stored_list;
+mod stored_set;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub(crate) use cover::{ChosenPage, Covered};
+pub(crate) use layer_clusters::LayerClusters;
+pub(crate) use page_rows::{GroupPlanes, PlaneVisitor, put_entry, take_entry};
+pub use report::StoredClusters;
+pub(crate) use stored_set::{DirectoryFront, StoredLayer, StoredSet, find_pieces};
+pub(crate) use writer::PoolWriter;

@@ -1,0 +1,281 @@
+//! Writes the clusters of a sequence as derived frames.
+//!
+//! 1. [`PoolWriter::layer`] fills stretches of pages in memory and writes each as one frame with a pool.
+//! 2. It encodes the directories of the layer. Enough of them fill a frame.
+//! 3. [`PoolWriter::commit`] syncs the segments of all frames, and names the frames in one commit.
+//!
+//! Invariants:
+//! - Until the commit, no record names a frame. Frames of a writer that failed are dead pages.
+//! - The commit names a directory only after its pages are synced.
+//! - A full store gives up clusters of closed sequences, and never evicts a sequence for clusters.
+
+use super::directory_pieces::{self, PagePlace};
+use super::layer_clusters::{HeadClusters, LayerClusters};
+use super::page_plan::{self, PlannedPage};
+use super::page_rows::{self, ENTRY_BYTES, GroupPlanes};
+use super::report::StoredClusters;
+use crate::catalog::ref_record;
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::planted;
+use crate::io::planted::{covered, page_place};
+use crate::layout::PlacedBytes;
+use crate::log::{
+    CommitRequest, DerivedDraft, DerivedFrame, DerivedRelease, DirectoryBytes, FrameTarget, SequenceIdentity,
+    StoreInner, front_limit, write_derived,
+};
+use crate::metrics::{Category, Reservation, lock};
+use std::borrow::Cow;
+use std::sync::Arc;
+use std::time::Instant;
+use stratakv_format::frame::Descriptor;
+use stratakv_format::manifest::{Frame, FrameRef, Kind};
+use stratakv_format::pool::{DirectoryFields, METHOD_BYTES_MAX, REPRESENTATIVE_NONE};
+use stratakv_format::{PAGE_BYTES, PlaneIdentity};
+
+/// The most bytes of a frame with directories, unless one directory is larger.
+const DIRECTORY_FRAME_BYTES: usize = 4 << 20;
+/// The most pieces of such a frame, so that its header stays small.
+const DIRECTORY_FRAME_PIECES: usize = 1024;
+/// How often space is freed for one frame, at most.
+const ROOM_TRIES: usize = 4;
+/// Pages in memory take at most this share of the memory limit.
+const MEMORY_SHARE: usize = 4;
+/// The approximate bytes of the records of a frame and of a reference to it.
+const RECORD_BYTES: usize = size_of::<Frame>() + size_of::<FrameRef>() + 16;
+
+/// The writer of the clusters of one sequence.
+pub(crate) struct PoolWriter<'a> {
+    store: &'a Arc<StoreInner>,
+    identity: &'a SequenceIdentity,
+    method: &'a str,
+    /// The bytes of each layer on each device, so that frames spread.
+    placed: PlacedBytes,
+    frames: Vec<DerivedFrame>,
+    /// The most bytes of the pool or the directories of a frame.
+    limit: usize,
+    /// Pieces of directories that are in no frame yet.
+    pieces: Vec<DirectoryBytes>,
+    report: StoredClusters,
+    started: Instant,
+}
+
+impl<'a> PoolWriter<'a> {
+    /// Returns a writer for clusters of the first `tokens` tokens. `method` describes the method with its parameters.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: the description is empty or too long. [`ErrorKind::Configuration`]: segments too
+    /// small for the layout.
+    pub(crate) fn new(
+        store: &'a Arc<StoreInner>,
+        identity: &'a SequenceIdentity,
+        method: &'a str,
+        tokens: u64,
+    ) -> Result<Self> {
+        if method.is_empty() || method.len() > METHOD_BYTES_MAX {
+            let bytes = method.len();
+            let text = format!("store clusters: the id of the summary has {bytes} bytes; 1 to {METHOD_BYTES_MAX} fit");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        // The descriptor of a pool may need one more page of header.
+        let limit = front_limit(&store.devices, identity)? / PAGE_BYTES * PAGE_BYTES - PAGE_BYTES;
+        Ok(Self {
+            store,
+            identity,
+            method,
+            placed: PlacedBytes::new(identity.layout.layers(), store.devices.list.slots()),
+            frames: Vec::new(),
+            limit,
+            pieces: Vec::new(),
+            report: StoredClusters { tokens, ..StoredClusters::default() },
+            started: Instant::now(),
+        })
+    }
+
+    /// Writes the pages of a layer, and keeps its directories for a frame.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`]; [`ErrorKind::MemoryLimit`]: not even one page fits. Errors of reads and writes.
+    pub(crate) fn layer(&mut self, layer: usize, clusters: &LayerClusters, source: &dyn GroupPlanes) -> Result<()> {
+        let pages = page_plan::pages(clusters);
+        let entry_bytes = pages.len() * size_of::<PlannedPage>() + clusters.entries() * size_of::<u32>();
+        let _tables = self.reserve(entry_bytes + pages.len() * size_of::<PagePlace>())?;
+        let (per_stretch, _memory) = self.stretch(clusters, pages.len())?;
+        let mut places = Vec::with_capacity(pages.len());
+        for stretch in pages.chunks(per_stretch) {
+            let bytes = page_rows::fill(clusters, stretch, self.identity.layout.group_tokens(), source)?;
+            self.write_pool(layer, clusters, stretch, &bytes, &mut places)?;
+        }
+        self.report.layers += 1;
+        self.report.clusters += clusters.clusters() as u64;
+        self.report.entries += clusters.entries() as u64;
+        self.report.pages += pages.len() as u64;
+        self.report.page_bytes += (pages.len() * clusters.geometry.page_bytes) as u64;
+        let mut rest = &places[..];
+        for list in &clusters.lists {
+            let own: usize =
+                list.clusters.iter().map(|members| members.len().div_ceil(clusters.geometry.entries)).sum();
+            let (own, others) = rest.split_at(own);
+            rest = others;
+            self.directory(layer, clusters, list, own)?;
+        }
+        Ok(())
+    }
+
+    /// Returns how many pages are filled at once, with the memory for them.
+    fn stretch(&self, clusters: &LayerClusters, pages: usize) -> Result<(usize, Reservation)> {
+        let page = clusters.geometry.page_bytes;
+        let with_entries = page + clusters.geometry.entries * ENTRY_BYTES;
+        let share = self.store.devices.budget.usage().limit_bytes / MEMORY_SHARE;
+        let mut count = (self.limit / page).min(share / with_entries).min(pages).max(1);
+        if page > self.limit {
+            let text = format!("store clusters: a page of {page} bytes does not fit in a segment; use larger segments");
+            return Err(Error::new(ErrorKind::Configuration, text));
+        }
+        loop {
+            match self.reserve(count * with_entries) {
+                Ok(memory) => return Ok((count, memory)),
+                Err(e) if count == 1 => return Err(e),
+                Err(_) => count /= 2,
+            }
+        }
+    }
+
+    fn reserve(&self, bytes: usize) -> Result<Reservation> {
+        self.store.devices.reserve(bytes, Category::Other).ok_or_else(|| {
+            let text = format!("store clusters: {bytes} bytes do not fit into memory_limit; raise it");
+            Error::new(ErrorKind::MemoryLimit, text)
+        })
+    }
+
+    /// Writes a stretch of pages as a frame, and notes where each page is.
+    fn write_pool(
+        &mut self,
+        layer: usize,
+        clusters: &LayerClusters,
+        pages: &[PlannedPage],
+        bytes: &[u8],
+        places: &mut Vec<PagePlace>,
+    ) -> Result<()> {
+        let page_bytes = clusters.geometry.page_bytes;
+        let draft = DerivedDraft::Pool { layer, page_bytes, pages: bytes };
+        let frame = self.write(&draft, &[(layer, bytes.len() as u64)])?;
+        let checksum = self.store.devices.identity.checksum;
+        for (nth, (page, bytes)) in (0..).zip(pages.iter().zip(bytes.chunks_exact(page_bytes))) {
+            let number = frame.first_page + nth * clusters.geometry.disk_pages();
+            let heads = clusters.lists[usize::from(page.list)].heads;
+            let (nonce, origin) = (frame.meta.nonce, frame.meta.origin);
+            let (place, valid) = page_place(number, page.valid);
+            let identity = PlaneIdentity::of_page(nonce, origin, layer as u16, heads, place, valid);
+            let checksum = checksum.compute(&identity, covered(bytes));
+            places.push(PagePlace { frame: frame.id, page: number, valid: page.valid, checksum });
+        }
+        self.frames.push(frame);
+        Ok(())
+    }
+
+    /// Encodes the directory of a list. Directories that fill a frame are written.
+    fn directory(
+        &mut self,
+        layer: usize,
+        clusters: &LayerClusters,
+        list: &HeadClusters,
+        pages: &[PagePlace],
+    ) -> Result<()> {
+        let fields = DirectoryFields {
+            // Ids of frames are never used again, so no two sets have the same number.
+            set: self.frames.first().map_or(1, |frame| frame.id.0),
+            generation: 1,
+            heads: list.heads,
+            method: self.method,
+            method_version: 1,
+            seed: 0,
+            tokens: clusters.tokens,
+            entries: list.clusters.stored() as u64,
+            clusters: list.clusters.len() as u32,
+            memberships: list.memberships,
+            representative: (REPRESENTATIVE_NONE, 0),
+        };
+        let mut pages = Cow::Borrowed(pages);
+        if planted!(PagesExchanged) {
+            pages.to_mut().reverse();
+        }
+        let own = directory_pieces::encode(&fields, list, &pages, &clusters.geometry)?;
+        let bytes = own.iter().map(|piece| piece_bytes(piece)).sum::<usize>();
+        self.report.directory_bytes += own.iter().map(|piece| piece.len() as u64).sum::<u64>();
+        if bytes > self.limit {
+            let text = format!("store clusters: a directory of {bytes} bytes needs larger segments");
+            return Err(Error::new(ErrorKind::Configuration, text));
+        }
+        let held: usize = self.pieces.iter().map(|piece| piece_bytes(&piece.bytes)).sum();
+        let is_full = held + bytes > self.limit.min(DIRECTORY_FRAME_BYTES)
+            || self.pieces.len() + own.len() > DIRECTORY_FRAME_PIECES;
+        if is_full {
+            self.write_directories()?;
+        }
+        self.pieces.extend(own.into_iter().map(|bytes| DirectoryBytes { layer, bytes }));
+        Ok(())
+    }
+
+    fn write_directories(&mut self) -> Result<()> {
+        let pieces = std::mem::take(&mut self.pieces);
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        let parts: Vec<(usize, u64)> = pieces.iter().map(|piece| (piece.layer, piece.bytes.len() as u64)).collect();
+        let frame = self.write(&DerivedDraft::Directories(&pieces), &parts)?;
+        self.frames.push(frame);
+        Ok(())
+    }
+
+    /// Writes a frame to the device that has least of its layers. Frees space for it if there is none.
+    fn write(&mut self, draft: &DerivedDraft<'_>, parts: &[(usize, u64)]) -> Result<DerivedFrame> {
+        let store = self.store;
+        self.placed.widen(store.devices.list.slots());
+        let mut tries = 0;
+        loop {
+            let order = store.devices.order(&self.placed, parts, lock(&store.space).next_frame());
+            let target = FrameTarget { devices: &store.devices, space: &store.space, order: &order, blocking: true };
+            match write_derived(&target, store.ids.next_frame(), self.identity, draft) {
+                Err(e) if e.kind() == ErrorKind::NoSpace && tries < ROOM_TRIES => {
+                    tries += 1;
+                    if !(store.limits.release_clusters)(store)? {
+                        return Err(e.during("store clusters"));
+                    }
+                }
+                Err(e) => return Err(e.during("store clusters")),
+                Ok(frame) => {
+                    let bytes = frame.meta.location.bytes();
+                    self.placed.add(parts, usize::from(frame.meta.location.device.0));
+                    self.report.device_bytes += bytes;
+                    store.activity.add_written(bytes);
+                    return Ok(frame);
+                }
+            }
+        }
+    }
+
+    /// Syncs all frames and names them in one commit, which releases `replaced`.
+    ///
+    /// # Errors
+    /// A sync failed, or the errors of a commit. The sequence has its earlier clusters then, or after
+    /// [`ErrorKind::Indeterminate`] either.
+    pub(crate) fn commit(mut self, replaced: Vec<DerivedRelease>) -> Result<StoredClusters> {
+        self.write_directories()?;
+        self.store.committer.admit((self.frames.len() * RECORD_BYTES) as u64)?;
+        DerivedFrame::sync_all(&self.store.devices, &self.frames).map_err(|e| e.during("store clusters"))?;
+        let mut request = CommitRequest { derived: replaced, ..CommitRequest::default() };
+        for DerivedFrame { id, meta, flight, .. } in self.frames {
+            meta.announce(id, &mut request.records);
+            request.records.push(Kind::FrameRef, &ref_record(self.identity.sequence, id, self.report.tokens), &[]);
+            request.pins.push(Arc::clone(flight.segment()));
+            request.flights.push(flight);
+        }
+        self.store.commit(request)?;
+        Ok(StoredClusters { time: self.started.elapsed(), ..self.report })
+    }
+}
+
+/// Returns the bytes that a piece takes in a frame.
+fn piece_bytes(piece: &[u8]) -> usize {
+    piece.len().next_multiple_of(8) + size_of::<Descriptor>() + size_of::<u64>()
+}

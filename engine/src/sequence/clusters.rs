@@ -1,0 +1,148 @@
+//! Storing the clusters of an attached method, and releasing them. `pools` has the bytes.
+
+use super::handle::Sequence;
+use super::layer::LayerState;
+use crate::error::{Error, ErrorKind, Result};
+use crate::log::{CommitRequest, DerivedRelease};
+use crate::metrics::lock;
+use crate::pools::{GroupPlanes, LayerClusters, PlaneVisitor, PoolWriter, StoredClusters};
+use crate::retrieval::SelectorId;
+use crate::retrieval::clusters::ClusterLists;
+
+/// Groups whose V planes one visit may need, at most.
+const VISIT_GROUPS: usize = 512;
+
+impl Sequence {
+    /// Stores the clusters of an attached method once more, in the order of clusters, and commits them durably.
+    ///
+    /// The clusters are those of this moment. They cover committed tokens that the method has put into clusters, in all
+    /// layers without a window. Stored clusters are derived: the sequence does not need them, and the store releases
+    /// them before it evicts a sequence. A sequence has one stored set, so an earlier one is released. The next handle
+    /// finds them when it attaches the same method.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InvalidArgument`]: no such selector, a method without clusters, no committed group that its
+    /// clusters cover, or a layout of sliding layers alone. [`ErrorKind::ReadOnly`]. [`ErrorKind::NoSpace`]: the store
+    /// is full; no sequence is evicted for clusters. [`ErrorKind::MemoryLimit`]; [`ErrorKind::Corruption`],
+    /// [`ErrorKind::Io`]: groups that cannot be read. The sequence has its earlier clusters then.
+    /// [`ErrorKind::Indeterminate`]: as [`Sequence::commit`].
+    pub fn store_clusters(&mut self, selector: SelectorId) -> Result<StoredClusters> {
+        self.store_clusters_of(selector).map_err(|e| e.during(format!("sequence {}", self.identity.sequence)))
+    }
+
+    fn store_clusters_of(&mut self, selector: SelectorId) -> Result<StoredClusters> {
+        self.store.committer.check()?;
+        let (slot, method) = self.clustered_slot(selector)?;
+        let layers = self.clustered_layers()?;
+        self.land_all()?;
+        let tokens = self.storable_tokens(slot, &layers)?;
+        let mut writer = PoolWriter::new(&self.store, &self.identity, &method, tokens)?;
+        for &layer in &layers {
+            let state = self.layer(layer)?;
+            let lists = clusters_of(state, slot);
+            let dtype = self.identity.layout.dtype();
+            let clusters = LayerClusters::covering(&lists, tokens, state.geometry(), dtype)?.packed();
+            drop(lists);
+            let source = LayerGroups { sequence: self, state };
+            writer.layer(layer, &clusters, &source).map_err(|e| e.during(format!("layer {layer}")))?;
+        }
+        let earlier = self.stored_frames();
+        let stored = writer.commit(earlier)?;
+        self.selectors.cut_loaded(0);
+        self.load_clusters(selector);
+        Ok(stored)
+    }
+
+    /// Releases the stored clusters of the sequence. Nothing changes if it has none.
+    ///
+    /// # Errors
+    /// As [`Sequence::commit`].
+    pub fn drop_stored_clusters(&mut self) -> Result<()> {
+        self.store.committer.check()?;
+        let derived = self.stored_frames();
+        if derived.is_empty() {
+            return Ok(());
+        }
+        self.selectors.cut_loaded(0);
+        self.store.commit(CommitRequest { derived, ..CommitRequest::default() })
+    }
+
+    /// Returns the releases of all derived frames that the sequence refers to.
+    fn stored_frames(&self) -> Vec<DerivedRelease> {
+        let sequence = self.identity.sequence;
+        let catalog = lock(&self.store.catalog);
+        catalog.derived_of(sequence).map(|(frame, _)| DerivedRelease::Reference(sequence, frame)).collect()
+    }
+
+    /// Returns the slot of a selector's summary with clusters, and the id of its kind.
+    fn clustered_slot(&self, selector: SelectorId) -> Result<(usize, String)> {
+        self.selectors.clustered(selector, &self.layers)?.ok_or_else(|| {
+            let text = "store clusters: the method has no clusters yet; it may need a profile, or more tokens";
+            Error::new(ErrorKind::InvalidArgument, text)
+        })
+    }
+
+    /// Returns the layers whose clusters may be stored.
+    fn clustered_layers(&self) -> Result<Vec<usize>> {
+        let is_whole = |layer: &&LayerState| layer.geometry().window.is_none();
+        let layers: Vec<usize> = self.layers.iter().filter(is_whole).map(LayerState::index).collect();
+        if layers.is_empty() {
+            let text = "store clusters: every layer has a window, and such layers keep groups";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(layers)
+    }
+
+    /// Returns the end of the tokens whose clusters are stored, in every layer. A token that a crash could take, or
+    /// that a cut has replaced since the last commit, is not covered.
+    fn storable_tokens(&self, slot: usize, layers: &[usize]) -> Result<u64> {
+        let durable = if self.commits.is_stored() { self.commits.committed() } else { 0 };
+        let mut tokens = durable.min(self.commits.cut_to().unwrap_or(u64::MAX)).min(self.len());
+        for &layer in layers {
+            let lists = clusters_of(self.layer(layer)?, slot);
+            tokens = LayerClusters::end(&lists, self.identity.layout.group_tokens(), tokens);
+        }
+        if tokens == 0 {
+            let text = format!("store clusters: of {durable} committed tokens, no group is in clusters in every layer");
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        Ok(tokens)
+    }
+}
+
+fn clusters_of(layer: &LayerState, slot: usize) -> Vec<ClusterLists> {
+    layer.summaries().attached().get(slot).map(|summary| summary.get().cluster_lists()).unwrap_or_default()
+}
+
+/// The groups of a layer, for the pages of its clusters.
+struct LayerGroups<'a> {
+    sequence: &'a Sequence,
+    state: &'a LayerState,
+}
+
+impl GroupPlanes for LayerGroups<'_> {
+    fn each(&self, groups: &[u64], each: &mut PlaneVisitor<'_>) -> Result<()> {
+        let mut decoded = Vec::new();
+        let mut left = groups;
+        while let Some(&first) = left.first() {
+            let (wanted, _) = left.split_at(left.len().min(VISIT_GROUPS));
+            let next = self.sequence.visit(self.state, first, wanted, &mut |group, keys, block| {
+                if wanted.binary_search(&group).is_err() {
+                    return Ok(());
+                }
+                let (start, len) = self.state.block().plane(1);
+                let stored = &block[start..start + len];
+                match self.state.coder() {
+                    Some(coder) if coder.encodes(1) => {
+                        decoded.resize(coder.plain_bytes(1), 0);
+                        coder.decode_plane(1, stored, &mut decoded)?;
+                        each(group, keys, &decoded)
+                    }
+                    _ => each(group, keys, stored),
+                }
+            })?;
+            left = &left[wanted.partition_point(|group| *group < next)..];
+        }
+        Ok(())
+    }
+}

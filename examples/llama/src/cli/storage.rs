@@ -1,0 +1,38 @@
+//! Options that several subcommands share: how a store keeps a sequence, and the queries that clusters are made of.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::{Codec, parse_size};
+use crate::kv::KvDType;
+use crate::recall::ProfileSource;
+
+/// How a store keeps a sequence, and with how much memory.
+#[derive(Clone, Debug, Args)]
+pub struct StorageArgs {
+    /// Directory of adapters that kvrun calibrate made [default: the adapters in the store]
+    #[arg(long, value_name = "DIR")]
+    pub adapters: Option<PathBuf>,
+    /// Tokens per group, the unit of selection and reading
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub group_tokens: u32,
+    /// Element type of stored keys and values
+    #[arg(long, value_enum, default_value_t = KvDType::F16)]
+    pub dtype: KvDType,
+    /// How full groups are stored: unchanged, or in 8 or 4 bits per element
+    #[arg(long, value_enum, default_value_t = Codec::Raw)]
+    pub codec: Codec,
+    /// Limit of the store's memory (buffers, summaries, tables), such as 64MiB [default: 512MiB; recall: 16MiB]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory_limit: Option<u64>,
+}
+
+/// The queries that clusters are made of.
+#[derive(Clone, Copy, Debug, Args)]
+pub struct ProfileSourceArgs {
+    /// Queries that swarm and infllm make their clusters of: last:N for at most N newest tokens before the question,
+    /// decode:N for N tokens that the model generates behind them, questions:N for N of --questions
+    #[arg(long = "profile", value_name = "last:N|decode:N|questions:N", default_value = "last:128")]
+    pub source: ProfileSource,
+}
