@@ -117,6 +117,14 @@ impl Slot {
         self.candidates.last().and_then(Option::as_ref)
     }
 
+    /// Returns true if a sequence that shows `snapshot` may be another candidate, with other tokens.
+    fn may_be_confused(&self, snapshot: &Snapshot) -> bool {
+        let looks_same = |c: &Snapshot| {
+            c.len() == snapshot.len() && c.ids == snapshot.ids && c.state == snapshot.state && c.shape == snapshot.shape
+        };
+        self.candidates.iter().flatten().any(|c| looks_same(c) && c.layers != snapshot.layers)
+    }
+
     fn forget_handle(&mut self) {
         self.handle = None;
         self.owed = false;
@@ -253,6 +261,8 @@ impl World {
         let unique = self.tokens_given;
         self.tokens_given += 1;
         let slot = self.slot(key);
+        // `verify` tells candidates apart by what a sequence shows, so each that differs gets its own state.
+        let state = state.or_else(|| slot.may_be_confused(&slot.now.committed()).then_some(0));
         let handle = slot.handle.as_mut().expect("a handle");
         match state {
             None => handle.commit(level),
@@ -385,7 +395,11 @@ impl World {
         if slot.owed {
             let mut last = slot.last().cloned().expect("a commit");
             cut(&mut last);
+            let confused = slot.may_be_confused(&last);
             slot.candidates.push(Some(last));
+            if confused {
+                self.commit(key, Durability::Sync, None);
+            }
         }
     }
 
