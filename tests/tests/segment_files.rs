@@ -19,15 +19,24 @@ fn simulation(seed: u64) -> Simulation {
     Simulation::new(&small_geometry(1), seed)
 }
 
-/// Returns options with a capacity of `segments` segments and two manifest generations of a new store. Must be called
-/// before the test makes a simulation.
-fn options(segments: u64) -> StoreOptions {
+/// Returns the capacity of `segments` segments and two manifest generations of a new store. Must be called before the
+/// test makes a simulation.
+fn capacity(segments: u64) -> Option<ByteSize> {
     static METADATA: OnceLock<u64> = OnceLock::new();
-    let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
-    let options = options.frame_bytes(ByteSize::kib(64));
-    let new = || simulation(0).open(options.clone()).and_then(|store| store.usage()).expect("a store").file_bytes;
+    let new = || simulation(0).open(unlimited()).and_then(|store| store.usage()).expect("a store").file_bytes;
     let metadata = *METADATA.get_or_init(new);
-    options.capacity(ByteSize(metadata + segments * SEGMENT))
+    Some(ByteSize(metadata + segments * SEGMENT))
+}
+
+/// Returns options without a capacity.
+fn unlimited() -> StoreOptions {
+    let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
+    options.frame_bytes(ByteSize::kib(64))
+}
+
+/// Returns options with the [`capacity`] of `segments` segments.
+fn options(segments: u64) -> StoreOptions {
+    unlimited().capacity(capacity(segments))
 }
 
 fn seeds(tokens: u64) -> Vec<u64> {
@@ -52,9 +61,11 @@ fn check(store: &Store, key: &str, tokens: u64) {
 #[test]
 fn a_name_that_no_sync_covered_loses_nothing_acknowledged() {
     for seed in 0..24 {
-        let options = options(1);
+        let (created, options) = (options(3), options(1));
         let simulation = simulation(seed);
-        let store = simulation.open(options.clone()).expect("a store");
+        let store = simulation.open(created).expect("a store");
+        // With space for one segment, the next commit cannot use another one.
+        store.set_capacity(capacity(1)).expect("no segment exists");
         let mut sequence = sequence(&store, "s", 12);
         simulation.set_faults(Faults { names: Some(0), ..Faults::default() });
         let e = sequence.commit(Durability::Sync).expect_err("the name of the segment was not synced");

@@ -48,7 +48,7 @@ pub(crate) use frame_writer::{
 };
 pub(crate) use ids::{IdAllocator, NextIds};
 pub(crate) use latency::Latencies;
-pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, copies_for};
+pub(crate) use manifest::{GenerationStart, ManifestLog, ManifestPlace, bytes_without_data, copies_for};
 pub(crate) use open_handles::OpenHandles;
 pub(crate) use segment_allocator::{SegmentAllocator, Writer, allocate, open_ahead};
 pub(crate) use sequence_identity::SequenceIdentity;

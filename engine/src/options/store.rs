@@ -212,6 +212,10 @@ impl StoreOptions {
     }
 
     /// Limits the bytes of all files of the store together. Default: as many as the devices have.
+    ///
+    /// Must leave space for three segments per device beside the superblocks and the manifest. For one device and
+    /// segments of 4 MiB that is 28 MiB and 8 KiB. [`Self::open`] refuses less, unless the store has segments or is
+    /// opened for reading.
     #[must_use]
     pub fn capacity(mut self, capacity: impl Into<Option<ByteSize>>) -> Self {
         self.capacity = capacity.into();

@@ -3,6 +3,7 @@
 //! Invariant: a superblock is renamed into place after it is durable. A creation that is interrupted therefore leaves
 //! directories without a store.
 
+use super::capacity::check_capacity;
 use super::components::start;
 use super::start::{MemberDevice, measure, start_devices};
 use crate::catalog::Catalog;
@@ -24,7 +25,8 @@ use zerocopy::little_endian::{U16, U32, U64};
 /// Creates a store in these directories.
 ///
 /// # Errors
-/// [`ErrorKind::Configuration`]: the options ask for segments of an impossible size. Or a write fails.
+/// [`ErrorKind::Configuration`]: the options ask for segments of an impossible size. [`ErrorKind::InvalidArgument`]:
+/// the capacity is too small. Or a write fails.
 pub(super) fn create(
     options: &StoreOptions,
     environment: Environment,
@@ -44,6 +46,7 @@ pub(super) fn create(
     };
     let count = found.len();
     let (slots, catalog) = first_members(&environment, identity, segment_bytes, count)?;
+    check_capacity(options, &catalog, segment_bytes, &environment.sizes(), "create")?;
     for found in &found {
         prepare(&*found.directory)?;
     }

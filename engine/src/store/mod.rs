@@ -5,6 +5,7 @@
 //! `usage`. `open` and `create` make the state, `start` starts devices, `components` puts all together.
 
 mod adapters;
+mod capacity;
 mod components;
 mod create;
 mod maintain;
@@ -134,6 +135,7 @@ impl StoreOptions {
     /// # Errors
     /// - [`ErrorKind::Configuration`]: no device is given, or one is missing, given twice, of another store, or open to
     ///   other users.
+    /// - [`ErrorKind::InvalidArgument`]: the capacity is too small for the segments of a store that has none yet.
     /// - [`ErrorKind::StaleDevice`]: a device that left the store is given.
     /// - [`ErrorKind::InUse`]: another process has the store, or another [`Store`] of this process has.
     /// - [`ErrorKind::Unsupported`]: another version wrote it.

@@ -8,6 +8,7 @@
 //!    metadata.
 //! 6. Remove files that belong to nothing, and put the store together.
 
+use super::capacity::check_capacity;
 use super::components::start;
 use super::start::{MemberDevice, start_devices};
 use crate::catalog::Catalog;
@@ -61,6 +62,9 @@ pub(super) fn open_existing(
     }
     let mut known = match_members(found, &slots, &replayed.catalog)?;
     let (epoch, changed) = declare_missing(options, &mut replayed, &slots, &mut known)?;
+    if !options.read_only {
+        check_capacity(options, &replayed.catalog, first.segment_bytes.get(), &environment.sizes(), "open")?;
+    }
     let members = replayed.catalog.members.keys().map(|device| usize::from(device.0) + 1).max().unwrap_or(1);
     let is_unclean = replayed.dirty
         || damaged_slots.iter().any(|slots| *slots > 0)

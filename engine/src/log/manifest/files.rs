@@ -2,13 +2,13 @@
 //!
 //! A generation leaves half of the available space to the next one, because both exist during a checkpoint.
 
-use crate::catalog::RecordBuffer;
+use crate::catalog::{Catalog, RecordBuffer};
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::{Access, Directory};
 use crate::io::seams::Sizes;
 use crate::log::devices::Devices;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use stratakv_format::manifest as m;
 use stratakv_format::{DeviceIndex, PAGE_BYTES};
@@ -48,9 +48,7 @@ impl GenerationStart {
     pub(super) fn sizes(&self, state: &RecordBuffer, sizes: &Sizes) -> (u64, u64) {
         let (state_bytes, room_bytes) =
             (pages_of(state, sizes.batch_bytes) * PAGE_BYTES as u64, self.room * PAGE_BYTES as u64);
-        // Slack of a sixteenth, so that a small checkpoint does not add a whole unit.
-        let fresh = sizes.manifest_bytes - sizes.manifest_bytes / 16;
-        let wanted = (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64);
+        let wanted = wanted_bytes(state_bytes, room_bytes, sizes);
         // The minimum on a full device: the checkpoint, and as many batches as one commit takes.
         let least = state_bytes + room_bytes + (1 + SPARE_PAGES) * PAGE_BYTES as u64;
         (wanted.min(m::FILE_BYTES_MAX), least)
@@ -60,6 +58,23 @@ impl GenerationStart {
     pub(super) fn half(&self) -> u64 {
         half(self.limit, self.released)
     }
+}
+
+/// Returns how many bytes a file should have behind a checkpoint of `state_bytes`.
+fn wanted_bytes(state_bytes: u64, room_bytes: u64, sizes: &Sizes) -> u64 {
+    // Slack of a sixteenth, so that a small checkpoint does not add a whole unit.
+    let fresh = sizes.manifest_bytes - sizes.manifest_bytes / 16;
+    (fresh + 2 * state_bytes + room_bytes).next_multiple_of(sizes.zero_bytes as u64)
+}
+
+/// Returns the bytes of all manifest files of a store with these members and no data: one generation, and the files
+/// kept for the next one.
+pub(crate) fn bytes_without_data(members: &BTreeMap<DeviceIndex, m::Member>, sizes: &Sizes) -> u64 {
+    let mut catalog = Catalog::default();
+    catalog.members.clone_from(members);
+    let file = wanted_bytes(pages_of(&catalog.checkpoint(), sizes.batch_bytes) * PAGE_BYTES as u64, 0, sizes);
+    let copies: u64 = members.values().map(|member| u64::from(member.manifest_copies)).sum();
+    2 * copies * file
 }
 
 /// Returns half of the bytes for two generations: `limit`, and `released`, the bytes of the previous files.

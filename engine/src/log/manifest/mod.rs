@@ -17,7 +17,7 @@
 
 mod files;
 
-pub(crate) use files::{GenerationStart, copies_for};
+pub(crate) use files::{GenerationStart, bytes_without_data, copies_for};
 
 use super::device::Device;
 use super::devices::{Devices, Failures};

@@ -261,11 +261,22 @@ impl Runner<'_> {
         segments * self.case.segment_pages * 4096 + metadata
     }
 
+    /// Returns the capacity that the store is opened with, in bytes: at least what a store without segments needs.
+    fn opened_capacity(&self) -> Option<u64> {
+        let devices = self.case.geometry.devices as u64;
+        let copies = if devices == 1 { 2 } else { devices.min(3) };
+        // The checkpoint of a new store takes up to four pages. A file has twice as many beside its own pages.
+        let pages = self.case.geometry.manifest_pages;
+        let file = (pages - pages / 16 + 8).next_multiple_of(pages);
+        let least = 2 * copies * file + devices * (2 + 3 * self.case.segment_pages);
+        self.case.capacity.map(|segments| self.capacity_bytes(segments).max(least * 4096))
+    }
+
     fn options(&self) -> StoreOptions {
         let segment = self.case.segment_pages * 4096;
         let options = Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(segment));
         let options = options.frame_bytes(ByteSize::kib(64)).shard_threads(self.case.shards);
-        options.capacity(self.case.capacity.map(|segments| ByteSize(self.capacity_bytes(segments))))
+        options.capacity(self.opened_capacity().map(ByteSize))
     }
 
     /// Decides whether an error has a cause. Returns `Ok` if the round continues after it.

@@ -107,7 +107,7 @@ impl Runner<'_> {
         self.above = self.simulation.take_peak_bytes();
         self.held = (Vec::new(), 0);
         self.stored.opening();
-        self.capacity = self.case.capacity.map(|segments| self.capacity_bytes(segments));
+        self.capacity = self.opened_capacity();
         let start = self.simulation.now();
         match self.open_store(&options) {
             Ok(store) => {
