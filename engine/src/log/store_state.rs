@@ -157,9 +157,11 @@ impl StoreInner {
         self.flush_commits().map_err(Error::not_queued)
     }
 
-    /// Deletes a sequence. With [`Durability::Sync`] the deletion is durable when this returns.
+    /// Deletes a sequence. With [`Durability::Sync`] the deletion is durable when this returns. It is not listed any
+    /// more, even if the deletion waits in the queue.
     pub(crate) fn delete_sequence(&self, id: SequenceId, durability: Durability) -> Result<()> {
         self.committer.check()?;
+        lock(&self.catalog).queue_deletion(id);
         let mut request = CommitRequest::default();
         request.records.push(Kind::SequenceDelete, &m::SequenceDelete { sequence: U64::new(id.0) }, &[]);
         match durability {

@@ -129,7 +129,7 @@ impl Store {
     pub fn adapters(&self) -> Vec<AdapterInfo> {
         let catalog = lock(&self.inner.catalog);
         let info = |((layout, ..), id): (&(LayoutId, String, u32), &SequenceId)| {
-            let meta = catalog.sequences.get(id)?;
+            let meta = catalog.sequences.get(id).filter(|_| catalog.is_listed(*id))?;
             let about = meta.adapter.as_ref()?;
             let fingerprint = catalog.layouts.get(layout).map(|layout| layout.raw().fingerprint);
             let frames = meta.refs.iter().filter_map(|(frame, _)| catalog.frames.get(frame));

@@ -158,10 +158,12 @@ impl Store {
     }
 
     /// Returns the committed sequences, by id.
+    ///
+    /// A deleted sequence is not listed, even if its deletion is not durable yet. A crash may then restore it.
     #[must_use]
     pub fn sequences(&self) -> Vec<SequenceInfo> {
         let catalog = lock(&self.inner.catalog);
-        let info = |(id, meta): (&SequenceId, &SequenceMeta)| SequenceInfo {
+        let info = |(id, meta): (SequenceId, &SequenceMeta)| SequenceInfo {
             id: id.0,
             key: meta.key.clone(),
             tokens: meta.tokens,
@@ -176,7 +178,7 @@ impl Store {
             ttl_ms: meta.ttl_ms,
             evictable: meta.evictable,
         };
-        catalog.sequences.iter().filter(|(_, meta)| meta.adapter.is_none()).map(info).collect()
+        catalog.listed().map(info).collect()
     }
 }
 

@@ -67,11 +67,11 @@ pub struct StoreStatus {
     pub pages: Option<String>,
     /// Bytes of all files.
     pub file_bytes: u64,
-    /// Bytes of frames that sequences refer to.
+    /// Bytes of frames that sequences refer to. Those of a deleted sequence count until its deletion is committed.
     pub live_bytes: u64,
     /// Bytes of frames written since the store was opened.
     pub written_bytes: u64,
-    /// Sequences stored.
+    /// Sequences stored, as [`Store::sequences`] lists them.
     pub sequences: usize,
     /// Resident blocks of the store's cache, if it has one. Caches of single sequences:
     /// [`crate::Sequence::cache_status`].
@@ -108,7 +108,7 @@ impl Store {
         let (live_bytes, sequences) = {
             let catalog = lock(&inner.catalog);
             let live: u64 = catalog.segments.values().map(|s| s.live_pages * PAGE_BYTES as u64).sum();
-            (live, catalog.sequences.len() - catalog.adapters.len())
+            (live, catalog.listed().count())
         };
         // Taken after the catalog is released, so that one lock is held at a time.
         let file_bytes = lock(&inner.space).file_bytes(devices);

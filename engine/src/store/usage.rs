@@ -163,22 +163,23 @@ impl Store {
 fn namespaces(catalog: &Catalog) -> Vec<NamespaceUsage> {
     let mut found: BTreeMap<LayoutId, NamespaceUsage> = BTreeMap::new();
     let mut seen = HashSet::new();
-    for meta in catalog.sequences.values() {
+    for (id, meta) in &catalog.sequences {
+        let is_listed = catalog.is_listed(*id);
         let own = found.entry(meta.layout).or_default();
         let mut bytes = 0;
-        for (id, _) in &meta.refs {
-            if let Some(frame) = catalog.frames.get(id)
-                && seen.insert(*id)
+        for (frame, _) in &meta.refs {
+            if seen.insert(*frame)
+                && let Some(frame) = catalog.frames.get(frame)
             {
                 bytes += frame.locations().map(|location| location.bytes()).sum::<u64>();
             }
         }
         if meta.adapter.is_some() {
-            own.adapters += 1;
+            own.adapters += u64::from(is_listed);
             own.adapter_bytes += bytes;
         } else {
-            own.sequences += 1;
-            own.tokens += meta.tokens;
+            own.sequences += u64::from(is_listed);
+            own.tokens += if is_listed { meta.tokens } else { 0 };
             own.live_bytes += bytes;
         }
     }

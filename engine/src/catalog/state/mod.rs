@@ -3,6 +3,7 @@
 //! - Recovery builds it from the records on disk.
 //! - A commit applies the same records that it made durable.
 //! - A checkpoint writes it as records again (`checkpoint`).
+//! - Calls that list sequences see those that can be opened (`listing`).
 //!
 //! Invariants:
 //! - A frame is removed with its last reference.
@@ -14,6 +15,7 @@
 //! A record that contradicts the state is an error. On disk that is corruption.
 
 mod checkpoint;
+mod listing;
 
 use super::meta::{
     AdapterMeta, CopyMeta, Counters, FrameMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta,
@@ -21,7 +23,7 @@ use super::meta::{
 };
 use crate::io::planted;
 use crate::layout::KvLayout;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use stratakv_format::manifest::{self as m, Record};
 use stratakv_format::segment::KIND_POOL;
 use stratakv_format::{DeviceIndex, FrameId, LayoutId, Location, SegmentId, SequenceId};
@@ -53,6 +55,8 @@ pub(crate) struct Catalog {
     adapter_bytes: u64,
     /// The latest use of any sequence, in milliseconds since 1970.
     used_unix_ms: u64,
+    /// The sequences and adapters whose deletion is queued. They are not part of the state on disk.
+    queued_deletions: HashSet<SequenceId>,
     /// The generation and nonce of the manifest that replaces this one, if its last record names one.
     pub(crate) superseded: Option<(u64, u64)>,
 }
@@ -266,6 +270,7 @@ impl Catalog {
     }
 
     fn delete(&mut self, id: SequenceId) -> Applied {
+        self.queued_deletions.remove(&id);
         let Some(sequence) = self.sequences.remove(&id) else {
             return Err(format!("sequence {id} does not exist"));
         };
