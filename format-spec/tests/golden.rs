@@ -43,14 +43,18 @@ fn files_below(directory: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| if path.is_dir() { files_below(&path) } else { vec![path] }).collect()
 }
 
-/// The directories `v0.1` to `v0.4` number the sets, not the version of the format.
+/// The directories `v0.1` to `v0.5` number the sets, not the version of the format.
 #[test]
 fn golden_files_of_every_set_have_the_version_of_the_code() {
     let files = files_below(&b::golden_directory(""));
     let files: Vec<_> = files.iter().filter(|path| path.extension().is_none_or(|ext| ext != "md")).collect();
-    assert_eq!(files.len(), 33);
+    assert_eq!(files.len(), 45);
     for path in files {
         let bytes = fs::read(path).expect("a file");
+        // The file of a segment that the engine keeps in reserve has only zeros.
+        if bytes.iter().all(|byte| *byte == 0) {
+            continue;
+        }
         let (features, _) = Features::ref_from_prefix(&bytes[8..]).expect("features");
         let version = (features.major.get(), features.minor.get());
         assert_eq!(version, (VERSION_MAJOR, VERSION_MINOR), "{}", path.display());
