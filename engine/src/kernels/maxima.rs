@@ -22,6 +22,15 @@ fn best_of_groups(units: &[f32], weights: &[f32], lanes: usize, per_group: usize
                 *score = half[0].max(half[2]).max(half[1].max(half[3]));
             }
         }
+        (1, 1) => {
+            let weight = weights[0];
+            for (unit, score) in units.iter().zip(scores) {
+                // A sum over lanes begins with zero, so that it is never negative zero.
+                let sum = unit * weight + 0.0;
+                *score = if sum > f32::NEG_INFINITY { sum } else { f32::NEG_INFINITY };
+            }
+        }
+        (8, 1) => sum_of_eight_lanes(units, weights, scores),
         (16, _) => best_of_lanes::<16>(units, weights, per_group, scores),
         (32, _) => best_of_lanes::<32>(units, weights, per_group, scores),
         _ => best_of_any(units, weights, lanes, per_group, scores),
@@ -45,6 +54,25 @@ fn best_of_lanes<const N: usize>(units: &[f32], weights: &[f32], per_group: usiz
         }
         *score = highest;
     }
+}
+
+/// Writes the weighted sum of eight lanes of each unit, eight units at a time.
+#[inline(always)]
+fn sum_of_eight_lanes(units: &[f32], weights: &[f32], scores: &mut [f32]) {
+    let Some(weights) = weights.first_chunk::<8>() else { return };
+    let (blocks, rest) = units.as_chunks::<64>();
+    let (block_scores, rest_scores) = scores.split_at_mut((blocks.len() * 8).min(scores.len()));
+    for (block, scores) in blocks.iter().zip(block_scores.chunks_mut(8)) {
+        let mut halves = [[0.0_f32; 4]; 8];
+        for (unit, half) in block.as_chunks::<8>().0.iter().zip(&mut halves) {
+            let x: [f32; 8] = std::array::from_fn(|i| unit[i] * weights[i] + 0.0);
+            *half = std::array::from_fn(|i| x[i] + x[i + 4]);
+        }
+        for (half, score) in halves.iter().zip(scores) {
+            *score = f32::NEG_INFINITY.max((half[0] + half[2]) + (half[1] + half[3]));
+        }
+    }
+    best_of_any(rest, weights, 8, 1, rest_scores);
 }
 
 #[inline(always)]
@@ -243,4 +271,45 @@ multiversion! {
 #[inline(always)]
 fn are_all_below(scores: &[f32], limit: f32) -> bool {
     scores.iter().fold(true, |all, score| all & (*score < limit))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_best_score_is_the_highest_weighted_sum_of_lanes(
+            lanes in prop_oneof![Just(1_usize), Just(8), Just(16), Just(32), 2_usize..34], per_group in 1_usize..10,
+            groups in 0_usize..30, elements in prop::collection::vec(-9_i8..9, 34 * 9 * 30),
+            weights in prop::collection::vec(-3_i8..4, 34),
+        ) {
+            // Small integers, so that all sums are exact.
+            let units: Vec<f32> = elements[..groups * per_group * lanes].iter().copied().map(f32::from).collect();
+            let weights: Vec<f32> = weights[..lanes].iter().copied().map(f32::from).collect();
+            let mut scores = vec![7.0; groups];
+            best_scores(&units, &weights, lanes, per_group, &mut scores);
+            for (group, score) in units.chunks(lanes * per_group).zip(&scores) {
+                let sum = |unit: &[f32]| unit.iter().zip(&weights).map(|(x, w)| x * w).sum::<f32>();
+                let expected = group.chunks(lanes).map(sum).fold(f32::NEG_INFINITY, f32::max);
+                // A score of zero is positive, because the order of clusters tells the zeros apart.
+                let is_negative_zero = *score == 0.0 && score.is_sign_negative();
+                prop_assert!(*score == expected && !(is_negative_zero && per_group == 1), "{} {}", score, expected);
+            }
+        }
+    }
+
+    #[test]
+    fn a_unit_that_is_not_a_number_loses() {
+        for lanes in [1, 8, 16, 5] {
+            let units: Vec<f32> = [f32::NAN, 2.0, f32::NEG_INFINITY].into_iter().flat_map(|x| vec![x; lanes]).collect();
+            let mut scores = [7.0; 3];
+            best_scores(&units, &vec![1.0; lanes], lanes, 1, &mut scores);
+            assert_eq!(scores, [f32::NEG_INFINITY, 2.0 * lanes as f32, f32::NEG_INFINITY]);
+            let mut score = [7.0];
+            best_scores(&units, &vec![1.0; lanes], lanes, 3, &mut score);
+            assert_eq!(score, [2.0 * lanes as f32]);
+        }
+    }
 }

@@ -90,7 +90,7 @@ pub(crate) use nearest::{add_row, lower_distances, nearest_columns, scale_row, s
 pub(crate) use plane::{PAD, Plane, SCRATCH};
 pub use plane_checksum::plane_checksum;
 pub(crate) use point_products::{
-    POINTS, PointLanes, indexed_point_products, lower_to_nearest, point_block, point_products,
+    POINTS, PointLanes, indexed_point_products, nearest_rows, point_block, point_products,
 };
 pub(crate) use prefetch::{PrefetchCursor, Prefetcher, prefetch};
 pub(crate) use quantise::{DequantiseError, QuantisedShape, dequantise_4, dequantise_8, quantise_4, quantise_8};

@@ -35,9 +35,18 @@ multiversion! {
 multiversion! {
     /// Lowers `least` to the least `norms[j] - 2 * products[j]` of each point, and sets `nearest` to `first + j`, ties
     /// by the lower one. All are finite.
-    pub(crate) fn lower_to_nearest(
+    fn lower_to_nearest(
         products: &[PointLanes], norms: &[f32], first: u32, least: &mut PointLanes, nearest: &mut [u32; POINTS],
     ) = lower_each_to_nearest;
+}
+
+/// Returns the least `norms[j] - 2 * products[j]` of each point, and its row `j`, ties by the lower one.
+///
+/// The distance is infinite and the row 0 if no row has a finite distance.
+pub(crate) fn nearest_rows(products: &[PointLanes], norms: &[f32]) -> (PointLanes, [u32; POINTS]) {
+    let (mut least, mut nearest) = ([f32::INFINITY; POINTS], [0; POINTS]);
+    lower_to_nearest(products, norms, 0, &mut least, &mut nearest);
+    (least, nearest)
 }
 
 #[inline(always)]
@@ -119,14 +128,18 @@ fn lower_each_to_nearest(
     least: &mut PointLanes,
     nearest: &mut [u32; POINTS],
 ) {
+    // Copies of the results stay in registers. Through the references, each row would be stored.
+    let (mut lowest, mut found) = (*least, *nearest);
     for ((lanes, norm), at) in products.iter().zip(norms).zip(first..) {
+        let distances: PointLanes = lanes.map(|product| norm - 2.0 * product);
         for i in 0..POINTS {
-            let distance = norm - 2.0 * lanes[i];
-            let is_nearer = distance < least[i];
-            least[i] = if is_nearer { distance } else { least[i] };
-            nearest[i] = if is_nearer { at } else { nearest[i] };
+            found[i] = if distances[i] < lowest[i] { at } else { found[i] };
+        }
+        for i in 0..POINTS {
+            lowest[i] = if distances[i] < lowest[i] { distances[i] } else { lowest[i] };
         }
     }
+    (*least, *nearest) = (lowest, found);
 }
 
 #[cfg(test)]

@@ -1,11 +1,15 @@
 //! The choice among the clusters of one list, by centroids or by members.
 
+use crate::kernels::prefetch;
 use crate::retrieval::cluster_choice::member_codes::CodedMembers;
 use crate::retrieval::cluster_choice::recent_tokens::RecentTokens;
 use crate::retrieval::cluster_choice::representatives::HeadProducts;
 use crate::retrieval::cluster_choice::take::{Taken, take_clusters};
 use crate::retrieval::entry_selector::EntryRequest;
 use crate::retrieval::scaled_rows::ScaledRows;
+
+/// Clusters by which the prefetch of members is ahead.
+const AHEAD: usize = 16;
 
 /// The clusters of one KV head, or of all heads together.
 pub(crate) trait ClusterList {
@@ -58,7 +62,16 @@ impl<'a> ListChoice<'a> {
 
     /// Returns the score of each cluster of list `at` by the codes of its members.
     pub(crate) fn scores(&self, codes: &CodedMembers, at: usize, ask: &EntryRequest<'_>) -> Vec<f32> {
-        (0..self.len()).map(|cluster| codes.score(at, self.members(cluster), ask)).collect()
+        let score = |cluster| {
+            // The lists of members are far apart in memory.
+            if cluster + AHEAD < self.clusters
+                && let Some(member) = self.list.members(cluster + AHEAD).first()
+            {
+                prefetch(member);
+            }
+            codes.score(at, self.members(cluster), ask)
+        };
+        (0..self.len()).map(score).collect()
     }
 
     /// Takes clusters by falling score, after the tokens of `first`. The result names no recent token as a cluster.

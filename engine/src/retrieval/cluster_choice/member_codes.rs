@@ -111,11 +111,58 @@ impl CodedMembers {
     /// without one.
     pub(crate) fn score(&self, list: usize, members: &[u32], ask: &EntryRequest<'_>) -> f32 {
         let weights = &self.heads[list];
+        let (Some(first), true) = (members.first(), self.first == ask.tokens.start) else {
+            return self.score_of_some(list, members, ask);
+        };
+        // Most often all members may be chosen and have weights.
+        let weights = &weights[..weights.len().min(ask.tokens.len())];
+        let Some(first) = weights.get((*first as usize).wrapping_sub(self.first)) else {
+            return self.score_of_some(list, members, ask);
+        };
+        let mut score = *first;
+        for token in &members[1..] {
+            let Some(weight) = weights.get((*token as usize).wrapping_sub(self.first)) else {
+                return self.score_of_some(list, members, ask);
+            };
+            score += weight;
+        }
+        score
+    }
+
+    /// Returns the score of a cluster of which some members may not be chosen, or have no weight.
+    fn score_of_some(&self, list: usize, members: &[u32], ask: &EntryRequest<'_>) -> f32 {
         let mut score = f32::NEG_INFINITY;
         for token in members.iter().filter(|token| ask.tokens.contains(&(**token as usize))) {
-            let weight = weights.get(*token as usize - self.first).copied().unwrap_or(0.0);
+            let weight = self.weight(list, *token as usize);
             score = if score == f32::NEG_INFINITY { weight } else { score + weight };
         }
         score
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::retrieval::summary::KeyShape;
+    use proptest::prelude::*;
+    use stratakv_format::DType;
+
+    proptest! {
+        #[test]
+        fn a_score_is_the_sum_over_members_that_may_be_chosen(
+            members in prop::collection::vec(0_u32..40, 0..12), first in 0_usize..9, before in 0_usize..5,
+            tokens in 1_usize..30, weights in 0_usize..30,
+        ) {
+            let shape = KeyShape { kv_heads: 1, key_dim: 1, group_tokens: 4, dtype: DType::F16 };
+            let tokens = first + before..first + before + tokens;
+            let ask = EntryRequest {
+                query: &[1.0], shape, scale: 1.0, aggregation: HeadAggregation::Sum, tokens: tokens.clone(), budget: 1,
+            };
+            let codes = CodedMembers { first, heads: vec![Vec::new(), (0..weights).map(|at| at as f32).collect()] };
+            let counted = members.iter().map(|token| *token as usize).filter(|token| tokens.contains(token));
+            let weight = |token: usize| if token - first < weights { (token - first) as f32 } else { 0.0 };
+            let expected = counted.map(weight).reduce(|sum, weight| sum + weight).unwrap_or(f32::NEG_INFINITY);
+            prop_assert_eq!(codes.score(1, &members, &ask), expected);
+        }
     }
 }

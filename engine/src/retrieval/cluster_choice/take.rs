@@ -3,10 +3,13 @@
 //! Clusters are taken by falling score, ties by the lower cluster. A cluster that no longer fits is passed over, and
 //! smaller ones behind it are tried.
 
+use crate::kernels::prefetch;
 use std::ops::Range;
 
-/// Clusters that are sorted first. Each further run of them has twice as many.
+/// The fewest clusters that are sorted first. Each further run of them has twice as many.
 const SORTED_FIRST: usize = 64;
+/// Members in a cache line.
+const LINE_MEMBERS: usize = 16;
 
 /// The tokens and clusters that were taken for one list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -52,14 +55,15 @@ pub(crate) fn take_clusters<'a>(
     }
     let mut keys: Vec<u64> = Vec::with_capacity(scores.len());
     keys.extend(scores.iter().enumerate().filter(|(_, score)| **score > f32::NEG_INFINITY).map(order_key));
-    // Most budgets are used by a few of the clusters, so the best are sorted first, and the others only if needed.
-    let (mut rest, mut run) = (keys.as_mut_slice(), SORTED_FIRST);
+    // Most budgets are used by a few of the clusters, so the best are sorted first, and the others only if needed. If
+    // the best are as large as the others, the first run is just enough.
+    let enough = keys.len() as u128 * budget as u128 / tokens.len().max(1) as u128;
+    let mut run = (enough.min(keys.len() as u128) as usize).max(SORTED_FIRST);
+    let mut rest = keys.as_mut_slice();
     while taken.tokens.len() < budget && !rest.is_empty() {
         let (best, others) = best_of(rest, run);
         (rest, run) = (others, run.saturating_mul(2));
-        // The lists are far apart in memory. The processor fetches all of them at once if one number of each is read.
-        let first_members = best.iter().filter_map(|key| members(*key as u32 as usize).first());
-        std::hint::black_box(first_members.fold(0_u32, |sum, token| sum.wrapping_add(*token)));
+        fetch_members(best.iter().map(|key| members(*key as u32 as usize)));
         for key in best {
             let cluster = *key as u32;
             let before = taken.tokens.len();
@@ -79,6 +83,15 @@ pub(crate) fn take_clusters<'a>(
         }
     }
     taken
+}
+
+/// Has the processor fetch the members of some clusters all at once, because the lists are far apart in memory.
+fn fetch_members<'a>(lists: impl Iterator<Item = &'a [u32]> + Clone) {
+    // What a list is read through is fetched first.
+    std::hint::black_box(lists.clone().map(<[u32]>::len).sum::<usize>());
+    for members in lists {
+        members.iter().step_by(LINE_MEMBERS).chain(members.last()).for_each(prefetch);
+    }
 }
 
 /// Adds the members that may be chosen and are not taken yet. Returns false as soon as there are more than `budget`.

@@ -12,8 +12,7 @@
 //! - The nearest centroid does not depend on which keys are expected together.
 //! - A centroid that is left out has an infinite norm.
 
-use super::nearest_rows::nearest_rows;
-use crate::kernels::{POINTS, PointLanes, RowQuery, point_block, point_products, squared_norms};
+use crate::kernels::{POINTS, PointLanes, RowQuery, nearest_rows, point_block, point_products, squared_norms};
 use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::summary_records::Records;
 use std::ops::Range;

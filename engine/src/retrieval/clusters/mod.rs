@@ -40,7 +40,6 @@ mod kmeans;
 mod lists;
 mod maintenance;
 mod nearest_key;
-mod nearest_rows;
 mod planted;
 mod random;
 mod ranked;

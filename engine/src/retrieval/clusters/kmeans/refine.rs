@@ -11,9 +11,10 @@
 //! Invariant: a point joins a centroid only if it is at least as near as its own.
 
 use super::points::{PointRows, update};
-use crate::kernels::{POINTS, PointLanes, indexed_point_products, multiply_add, point_block, squared_norms, transpose};
+use crate::kernels::{
+    POINTS, PointLanes, indexed_point_products, multiply_add, nearest_rows, point_block, squared_norms, transpose,
+};
 use crate::retrieval::clusters::lists::ClusterLists;
-use crate::retrieval::clusters::nearest_rows::nearest_rows;
 use crate::retrieval::top_k::highest;
 
 /// Centroids of a list.

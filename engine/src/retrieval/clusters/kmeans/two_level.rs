@@ -13,9 +13,8 @@
 use super::points::{NearestCentroids, PointRows, set_means, update};
 use super::refine::refine;
 use super::seeding::plus_plus;
-use crate::kernels::{POINTS, lower_distances, point_block, point_products, squared_norms};
+use crate::kernels::{POINTS, lower_distances, nearest_rows, point_block, point_products, squared_norms};
 use crate::retrieval::clusters::lists::ClusterLists;
-use crate::retrieval::clusters::nearest_rows::nearest_rows;
 use crate::retrieval::clusters::random::SeededRandom;
 
 /// The most clusters that are found on one level.
