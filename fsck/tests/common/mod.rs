@@ -71,6 +71,8 @@ pub struct Image {
     pub batches: Vec<Records>,
     pub manifest_page_end: usize,
     pub batch_offsets: Vec<usize>,
+    /// The features in the header pages of the manifest.
+    pub features: Features,
 }
 
 /// Returns a superblock slot with this sequence number.
@@ -230,6 +232,7 @@ impl Image {
             batches: Vec::new(),
             manifest_page_end: 0,
             batch_offsets: Vec::new(),
+            features: Features::current(),
         }
     }
 
@@ -337,7 +340,7 @@ impl Image {
             for copy in 0..self.manifest_copies() {
                 let page = m::ManifestPage {
                     magic: m::MAGIC,
-                    features: Features::current(),
+                    features: self.features,
                     store_id: STORE,
                     generation: U64::new(GENERATION),
                     nonce: U64::new(NONCE),
