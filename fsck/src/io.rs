@@ -165,3 +165,31 @@ impl StoreFile {
 pub(crate) fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(256).all(|chunk| chunk.iter().fold(0, |all, &byte| all | byte) == 0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    /// A file that is open for writing only stands for a device whose reads fail.
+    #[test]
+    fn pages_that_cannot_be_read_are_zeros_and_reported_once() {
+        let root = tempfile::tempdir().expect("a directory");
+        let file = File::create(root.path().join("f")).expect("a file");
+        let path: Arc<Path> = Arc::from(PathBuf::from("/device"));
+        let place = FilePlace { device: Some(3), path, file: Arc::from("f") };
+        let bytes = 8 * PAGE_BYTES as u64;
+        let file = StoreFile { file, direct: None, bytes, place };
+        let sink = Sink::new(9);
+        let mut buffer = vec![7; 2 * PAGE_BYTES + 100];
+        let bad = file.read(PAGE_BYTES as u64, &mut buffer, &sink);
+        let end = (3 * PAGE_BYTES + 100) as u64;
+        assert_eq!(bad, [PAGE_BYTES as u64..end]);
+        assert!(is_zero(&buffer));
+        let findings = sink.into_findings();
+        let [finding] = &findings.list[..] else { panic!("{:?}", findings.list) };
+        assert_eq!((finding.code, finding.device, finding.file.as_deref()), (Code::IoError, Some(3), Some("f")));
+        assert_eq!((finding.offset, finding.length), (Some(PAGE_BYTES as u64), Some(end - PAGE_BYTES as u64)));
+        assert!(finding.message.starts_with("read failed: "), "{}", finding.message);
+    }
+}

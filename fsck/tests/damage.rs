@@ -295,6 +295,14 @@ fn checkpoint_that_no_superblock_names_yet_is_followed() {
     let report = image.check();
     assert_eq!((report.exit_code, report.checked.sequences), (EXIT_CLEAN, 0), "{}", report.to_text());
     assert_eq!(report.findings.len(), 0, "{}", report.to_text());
+    let predecessor = |generation: u8| {
+        patch_page(&image, 0, &m::file_name(2, 0), 0, |bytes| bytes[72] = generation);
+        image.check()
+    };
+    let report = predecessor(7);
+    assert_damage(&report, Code::ManifestPage);
+    assert!(report.to_text().contains("does not name the generation before it"), "{}", report.to_text());
+    assert_eq!(predecessor(1).exit_code, EXIT_CLEAN);
     // An incomplete checkpoint never takes effect.
     for copy in 0..2 {
         let path = image.path(0, &m::file_name(generation, copy));
