@@ -56,7 +56,7 @@ codes! {
     StaleDevice = "stale-device";
     /// A required file does not exist or is not a regular file.
     MissingFile = "missing-file";
-    /// The header page of a manifest copy is invalid or belongs elsewhere.
+    /// The header page of a manifest copy is invalid or belongs elsewhere, or the file is too long.
     ManifestPage = "manifest-page";
     /// A batch of a manifest copy is damaged, missing or different from the other copies.
     ManifestBatch = "manifest-batch";

@@ -259,6 +259,23 @@ fn missing_directories_and_files_of_another_type_are_found() {
     assert_eq!((report.exit_code, report.checked.manifest_batches), (EXIT_IO, 4), "{}", report.to_text());
 }
 
+/// The engine refuses such a copy too, so kvfsck must not read it.
+#[test]
+fn a_manifest_file_above_the_maximum_size_is_damage() {
+    let image = Image::standard(1, STATE_CLOSED);
+    let longer = |copy: u8| {
+        let file = fs::File::options().write(true).open(image.path(0, &m::file_name(GENERATION, copy))).unwrap();
+        file.set_len(m::FILE_BYTES_MAX + 2 * PAGE_BYTES as u64).unwrap();
+    };
+    longer(0);
+    let report = image.check();
+    let found = find(&report, Code::ManifestPage, "above the maximum of 4294967296");
+    assert_eq!((found.file.as_deref(), found.offset), (Some(MANIFEST), Some(m::FILE_BYTES_MAX)));
+    assert_eq!((report.exit_code, report.checked.sequences), (EXIT_DAMAGE, 2), "{}", report.to_text());
+    longer(1);
+    assert!(!image.check().checked.complete);
+}
+
 /// Only bytes of the file can be a batch, so what claims more pages is neither read nor damage.
 #[test]
 fn a_header_of_a_batch_that_ends_past_the_file_is_no_batch() {

@@ -17,7 +17,7 @@ pub(crate) use leftovers::report_leftovers;
 use crate::devices::{Device, Devices};
 use crate::finding::{Code, Finding, Sink};
 use crate::io::{self, StoreFile};
-use stratakv_format::manifest::{ManifestPage, file_name};
+use stratakv_format::manifest::{FILE_BYTES_MAX, ManifestPage, file_name};
 use stratakv_format::{PAGE_BYTES, Unverified};
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -62,6 +62,12 @@ pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u
             let Some(file) = io::open(&device.directory, Some(device.index), &device.path, &name, sink) else {
                 continue;
             };
+            if file.bytes / PAGE * PAGE > FILE_BYTES_MAX {
+                let text = format!("the file has {} bytes, above the maximum of {FILE_BYTES_MAX}", file.bytes);
+                let finding = Finding::damage(Code::ManifestPage, text).values(FILE_BYTES_MAX, file.bytes);
+                sink.push(finding.at(&file.place, FILE_BYTES_MAX, file.bytes - FILE_BYTES_MAX));
+                continue;
+            }
             headers.check(device, copy, &file);
             manifest.bytes += PAGE;
             manifest.copies.push(file);
