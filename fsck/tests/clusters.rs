@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity, crc_with_hole, page_crc};
 use stratakv_format::frame::{FramePlace, FrameView, KIND_CLUSTER_DIRECTORY};
 use stratakv_format::manifest::BatchHeader;
+use stratakv_format::pool::EntryHeads;
 use stratakv_format::{DeviceIndex, Location, PAGE_BYTES, SegmentId, SequenceId};
 use tempfile::TempDir;
 use zerocopy::FromBytes;
@@ -191,6 +192,58 @@ fn directories_that_are_incomplete_or_of_another_version_are_found() {
     assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 1), "{}", report.to_text());
     assert_eq!((report.findings[0].code, report.findings[0].severity), (Code::ClusterDirectory, Severity::Note));
     assert_eq!(report.checked.clusters.directories, 3);
+}
+
+#[test]
+fn parts_of_a_directory_that_state_other_entries_are_damage() {
+    // The entries of the two clusters are at 104 and 108 of piece 1. They become 4 and 4.
+    let store = Store::copy();
+    store.change_piece(1, |piece| (piece[104], piece[108]) = (piece[104] + 1, piece[108] - 1));
+    let report = store.check();
+    assert_only(&report, Code::ClusterDirectory);
+    assert!(report.to_text().contains("different numbers of entries of a cluster"), "{}", report.to_text());
+}
+
+/// Returns the checksum of a page of layer 0 or 1 for each number of entries and choice of heads.
+fn page_sums(page: u32, bytes: &[u8]) -> Vec<u64> {
+    let mut sums = Vec::new();
+    for (layer, valid) in (0..3).flat_map(|layer| (1..64).map(move |valid| (layer, valid))) {
+        for heads in [EntryHeads::All, EntryHeads::One(0), EntryHeads::One(1)] {
+            let (nonce, origin) = (frame_nonce(), SequenceId(2));
+            let identity = PlaneIdentity::of_page(nonce, origin, layer, heads, page, valid);
+            sums.push(PayloadChecksum::Crc64Nvme.compute(&identity, bytes));
+        }
+    }
+    sums
+}
+
+/// Returns the nonce of the derived frame.
+fn frame_nonce() -> u64 {
+    let bytes = fs::read(Store::copy().path(SEGMENT)).expect("a segment");
+    let view = FrameView::verify(&bytes[PAGE_BYTES..13 * PAGE_BYTES], &PLACE).expect("valid");
+    view.header().nonce.get()
+}
+
+#[test]
+fn a_byte_of_a_page_that_belongs_to_no_entry_is_damage_even_if_the_checksum_is_right() {
+    let store = Store::copy();
+    let (page, mut sums) = (POOLS[0] as u32, [Vec::new(), Vec::new()]);
+    store.change(SEGMENT, |file| {
+        let bytes = &mut file[(1 + POOLS[0]) * PAGE_BYTES..(2 + POOLS[0]) * PAGE_BYTES];
+        sums[0] = page_sums(page, bytes);
+        bytes[PAGE_BYTES - 1] ^= 1;
+        sums[1] = page_sums(page, bytes);
+    });
+    store.change_piece(0, |piece| {
+        let place = |sum: &u64| piece.windows(8).position(|word| word == sum.to_le_bytes());
+        let (nth, at) =
+            sums[0].iter().enumerate().find_map(|(nth, sum)| Some((nth, place(sum)?))).expect("the sum of the page");
+        piece[at..at + 8].copy_from_slice(&sums[1][nth].to_le_bytes());
+    });
+    let report = store.check();
+    assert_only(&report, Code::ClusterPage);
+    assert!(report.findings[0].message.contains("belongs to none of its"), "{}", report.to_text());
+    assert_eq!(report.findings[0].offset, Some(((1 + POOLS[0]) * PAGE_BYTES) as u64));
 }
 
 #[test]

@@ -15,6 +15,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use stratakv_format::PAGE_BYTES;
+use stratakv_format::checksum::page_crc;
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::superblock::{STATE_CLOSED, STATE_OPEN, Slot};
 
@@ -274,6 +275,23 @@ fn a_manifest_file_above_the_maximum_size_is_damage() {
     assert_eq!((report.exit_code, report.checked.sequences), (EXIT_DAMAGE, 2), "{}", report.to_text());
     longer(1);
     assert!(!image.check().checked.complete);
+}
+
+#[test]
+fn header_pages_of_one_generation_that_disagree_are_damage() {
+    let image = Image::standard(1, STATE_CLOSED);
+    let copy = m::file_name(GENERATION, 1);
+    let path = image.path(0, &copy);
+    let mut bytes = fs::read(&path).unwrap();
+    // The time of its creation.
+    bytes[88] ^= 1;
+    let crc = page_crc(bytes[..PAGE_BYTES].try_into().unwrap());
+    bytes[508..512].copy_from_slice(&crc.to_le_bytes());
+    fs::write(&path, bytes).unwrap();
+    let report = image.check();
+    let found = find(&report, Code::ManifestPage, "contradicts the header page of the first copy");
+    assert_eq!((found.file.as_deref(), found.offset), (Some(&*copy), Some(0)));
+    assert_eq!((report.exit_code, report.checked.sequences), (EXIT_DAMAGE, 2), "{}", report.to_text());
 }
 
 /// Only bytes of the file can be a batch, so what claims more pages is neither read nor damage.
