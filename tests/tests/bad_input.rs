@@ -175,6 +175,55 @@ fn directories_that_are_wrong() {
     assert_clean(&mine, "after the refused opens");
 }
 
+/// Changes both superblock slots of a device, and keeps their checksums right. `change` also gets whether the slot is
+/// the newest.
+fn change_slots(dir: &Path, change: impl Fn(&mut Slot, bool)) {
+    let path = dir.join("superblock");
+    let bytes = fs::read(&path).expect("the superblock");
+    let slots = bytes.chunks(PAGE_BYTES).enumerate().map(|(nth, page)| {
+        let slot = Unverified::<Slot>::at_front(page, "superblock").and_then(|slot| slot.verify(nth));
+        slot.expect("a slot").into_inner()
+    });
+    let mut slots: Vec<Slot> = slots.collect();
+    let newest = slots.iter().map(|slot| slot.sequence.get()).max();
+    slots.iter_mut().for_each(|slot| change(slot, Some(slot.sequence.get()) == newest));
+    fs::write(path, slots.iter().flat_map(Slot::encode).collect::<Vec<u8>>()).expect("the superblock");
+}
+
+#[test]
+fn devices_whose_superblocks_disagree() {
+    let many = (0..257).map(|nth| PathBuf::from(format!("/no/device/{nth}"))).collect::<Vec<_>>();
+    refused(small_options(&many), ErrorKind::Configuration, &["257 device directories", "maximum of 256"]);
+    let root = tempfile::tempdir().expect("a directory");
+    let dirs = store_in(root.path(), 2);
+    let wrong = |device: usize, change: fn(&mut Slot, bool), kind: ErrorKind, words: &[&str]| {
+        let path = dirs[device].join("superblock");
+        let whole = fs::read(&path).expect("the superblock");
+        change_slots(&dirs[device], change);
+        refused(small_options(&dirs), kind, words);
+        let report = kvfsck::check(&dirs, &kvfsck::Options::default(), &()).expect("a report");
+        assert_eq!(report.exit_code, kvfsck::EXIT_DAMAGE, "{}", report.to_text());
+        fs::write(&path, whole).expect("the superblock");
+        assert_kept(small_options(&dirs));
+    };
+    let larger: fn(&mut Slot, bool) = |slot, _| slot.segment_bytes = (2 * slot.segment_bytes.get()).into();
+    wrong(1, larger, ErrorKind::Corruption, &["1: has another checksum or segment size", "superblock is damaged"]);
+    // The newest epoch counts one device. In both slots it shows that the other device left.
+    fn fewer(slot: &mut Slot) {
+        slot.epoch = (slot.epoch.get() + 1).into();
+        slot.device_count = 1.into();
+        slot.manifest_copies = 2;
+    }
+    let both: fn(&mut Slot, bool) = |slot, _| fewer(slot);
+    wrong(0, both, ErrorKind::StaleDevice, &["device 1 left the store"]);
+    let one: fn(&mut Slot, bool) = |slot, is_newest| {
+        if is_newest {
+            fewer(slot);
+        }
+    };
+    wrong(0, one, ErrorKind::Configuration, &["1: is device 1, but the store has 1"]);
+}
+
 #[test]
 fn written_by_a_newer_build() {
     for (version, incompat) in [(Some(7), 0), (None, 1_u64 << 40)] {

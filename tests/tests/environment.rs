@@ -308,6 +308,13 @@ fn a_device_that_ends_early_gives_errors_with_their_place() {
     });
     assert!(found, "nothing was lost");
     assert!(!store.health().is_well(), "{:#?}", store.health());
+    drop((views, store));
+    // kvfsck reports the same device as unreadable, and not as damaged by the store.
+    let exit = match kvfsck::check(&dirs, &kvfsck::Options::default(), &()) {
+        Ok(report) => report.exit_code,
+        Err(error) => error.exit_code(),
+    };
+    assert_eq!(exit, kvfsck::EXIT_IO);
 }
 
 /// Returns whether all layers can be read.

@@ -15,7 +15,7 @@ use stratakv::{
     ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Sequence, Store,
     StoredSummary, TensorView,
 };
-use stratakv_format::export::{ExportEnd, PIECE_END, PIECE_KEY, Piece, PieceHeader};
+use stratakv_format::export::{ExportEnd, ExportPage, PIECE_END, PIECE_KEY, PIECE_SUMMARY, Piece, PieceHeader};
 use stratakv_format::{PAGE_BYTES, Unverified};
 use stratakv_tests::content::{LayerShape, Order, SequenceShape, varied_shapes};
 use stratakv_tests::count_from_env;
@@ -314,6 +314,43 @@ fn pieces_that_do_not_belong_are_refused_although_their_checksums_are_right() {
         }
     }
     assert!(refusals > cases / 2, "{refusals} of {cases}");
+}
+
+#[test]
+fn an_export_that_contradicts_itself_is_refused_with_its_place() {
+    let (_scratch, store, file, layout) = small();
+    let (page, all) = (file[..PAGE_BYTES].to_vec(), pieces(&file));
+    let refused = |bad: &[u8], code: kvfsck::Code, words: &str, offset: usize| {
+        assert!(store.import(bad, &layout, ImportOptions::new()).is_err(), "{words}");
+        assert!(store.sequences().is_empty(), "{words}");
+        let report = kvfsck_says(bad);
+        let found = report.findings.iter().find(|f| f.code == code && f.message.contains(words));
+        let found = found.unwrap_or_else(|| panic!("{words}: {}", report.to_text()));
+        assert_eq!(found.offset, Some(offset as u64), "{words}");
+    };
+    // The last piece names other numbers of pieces and bytes.
+    let (nonce, last) = (u64::from_le_bytes(page[64..72].try_into().unwrap()), all.len() - 1);
+    let start = file.len() - size_of::<PieceHeader>() - size_of::<ExportEnd>();
+    for end in [(last as u64 + 1, file.len() as u64), (last as u64, file.len() as u64 - 8)] {
+        let end = ExportEnd { pieces: end.0.into(), file_bytes: end.1.into() };
+        let header = PieceHeader::new(&all[last].0, last as u64, nonce, end.as_bytes());
+        let bad = [&file[..start], header.as_bytes(), end.as_bytes()].concat();
+        refused(&bad, kvfsck::Code::ExportLength, "the end piece names", start);
+    }
+    // Bytes follow the layout in its piece.
+    let mut longer = all.clone();
+    longer[0].1.extend_from_slice(&[0; 8]);
+    let exported = Unverified::<ExportPage>::at_front(&page, "export page").and_then(|page| page.verify());
+    let mut exported = exported.expect("a page").into_inner();
+    exported.layout_bytes = (exported.layout_bytes.get() + 8).into();
+    let bad = assemble(&exported.encode(), &longer);
+    refused(&bad, kvfsck::Code::ExportPiece, "bytes follow the layout in its piece", PAGE_BYTES);
+    // Summaries of f16 keys have f16 elements.
+    let mut other = all.clone();
+    let nth = other.iter().position(|(piece, _)| piece.kind == PIECE_SUMMARY).expect("a summary");
+    other[nth].0.element = Some(DType::Bf16);
+    let start = assemble(&page, &other[..nth]).len();
+    refused(&assemble(&page, &other), kvfsck::Code::ExportPiece, "the summaries have element type", start);
 }
 
 #[test]

@@ -79,6 +79,26 @@ fn eviction_keeps_the_order_of_use_when_the_clock_goes_back() {
 }
 
 #[test]
+fn an_open_whose_device_does_not_answer_changes_nothing() {
+    let simulation = machine(1);
+    let store = simulation.open(options()).expect("a store");
+    let (sequence, seeds) = prompt(&store, CreateOptions::new().key("s"));
+    drop((sequence, store));
+    simulation.crash();
+    simulation.restart();
+    let faults = [Faults { names: Some(0), ..Faults::default() }, Faults { unreachable: Some(0), ..Faults::default() }];
+    for faults in faults {
+        simulation.set_faults(faults);
+        let changes = simulation.changes();
+        let error = simulation.open(options()).map(drop).expect_err("the device fails");
+        assert_eq!(error.kind(), ErrorKind::Io, "{error}");
+        assert_eq!(simulation.changes(), changes, "{error}");
+    }
+    simulation.set_faults(Faults::default());
+    comes_back(&simulation, &[&seeds]);
+}
+
+#[test]
 fn a_device_that_turns_read_only_refuses_commits_and_is_read() {
     for operations in 0..12 {
         let simulation = machine(1);

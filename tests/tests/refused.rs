@@ -9,6 +9,8 @@ use stratakv::{
     ByteSize, CreateOptions, DType, Durability, ErrorKind, KvLayout, OpenSequence, SelectRequest, Store, StoreOptions,
     TensorView,
 };
+use stratakv_format::PAGE_BYTES;
+use stratakv_format::checksum::page_crc;
 use stratakv_format::manifest::{self as m, Kind, Record, encode_record};
 use stratakv_tests::damage::ManifestLog;
 use stratakv_tests::disk::{check, copy_devices, device_dirs, fast_scratch, small_options};
@@ -42,8 +44,8 @@ fn killed(root: &Path) -> Vec<PathBuf> {
 }
 
 /// Damages the manifest and checks that the open fails with this kind of error, that kvfsck reports it, and that no
-/// file changes. The store opens again once the manifest is restored.
-fn refused(what: &str, kind: ErrorKind, damage: impl Fn(&ManifestLog)) {
+/// file changes. The store opens again once the manifest is restored. Returns the error in words.
+fn refused(what: &str, kind: ErrorKind, damage: impl Fn(&ManifestLog)) -> String {
     let scratch = fast_scratch();
     let dirs = killed(scratch.path());
     let log = ManifestLog::of(&dirs[0]);
@@ -59,6 +61,7 @@ fn refused(what: &str, kind: ErrorKind, damage: impl Fn(&ManifestLog)) {
     }
     let store = options(&dirs).create(false).open().unwrap();
     assert_eq!(store.open_sequence("a", OpenSequence::new()).unwrap().caller_state(), Some(&b"two"[..]), "{what}");
+    e.to_string()
 }
 
 #[test]
@@ -193,6 +196,73 @@ fn the_state_of_another_sequence_is_a_finding() {
     let report = check(&dirs);
     assert!(report.has(kvfsck::Code::CallerState), "{}", report.to_text());
     assert_eq!(report.exit_code, kvfsck::EXIT_DAMAGE);
+}
+
+/// Appends a batch that names a successor.
+fn supersede(log: &ManifestLog, generation: u64) {
+    let mut record = Vec::new();
+    let next = m::Superseded { generation: generation.into(), nonce: 7.into() };
+    encode_record(&mut record, Kind::Superseded, &next, &[]);
+    log.append(&record, 1);
+}
+
+#[test]
+fn successors_and_copies_that_no_writer_records_are_refused() {
+    let text = refused("an older successor", ErrorKind::Corruption, |log| supersede(log, log.generation));
+    assert!(text.contains("as its successor"), "{text}");
+    let text = refused("a checkpoint with a successor", ErrorKind::Corruption, |log| {
+        supersede(log, log.generation + 1);
+        let dir = log.files[0].ancestors().nth(2).expect("a device directory");
+        ManifestLog::of(dir).change_last(|batch| batch[52] |= m::FLAG_CHECKPOINT as u8);
+    });
+    assert!(text.contains("a checkpoint that names a successor") && text.contains("manifest/"), "{text}");
+    let text = refused("a copy", ErrorKind::Corruption, |log| {
+        let mut found = None;
+        log.records(&mut |record| {
+            if let Record::Frame(frame) = record {
+                found = Some(**frame);
+            }
+        });
+        let m::Frame { frame, location, header_crc, .. } = found.expect("a frame");
+        let mut record = Vec::new();
+        let replica = m::Replica { frame, generation: 1.into(), location, header_crc, reserved: 0.into() };
+        encode_record(&mut record, Kind::Replica, &replica, &[]);
+        log.append(&record, 1);
+    });
+    assert!(text.contains("lacks the feature bit of copies") && text.contains("manifest/"), "{text}");
+}
+
+#[test]
+fn manifests_of_impossible_sizes_and_numbers_are_refused() {
+    let text = refused("batches from number 0 on", ErrorKind::Corruption, |log| {
+        log.edit(|bytes| {
+            bytes[80..88].fill(0);
+            let crc = page_crc(bytes[..PAGE_BYTES].try_into().expect("a page"));
+            bytes[508..512].copy_from_slice(&crc.to_le_bytes());
+        });
+    });
+    assert!(text.contains("every copy of the manifest is unusable") && text.contains("manifest/"), "{text}");
+    let text = refused("a file that is too long", ErrorKind::Corruption, |log| {
+        for path in &log.files {
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.set_len(m::FILE_BYTES_MAX + PAGE_BYTES as u64).unwrap();
+        }
+    });
+    assert!(text.contains("above the maximum of 4294967296"), "{text}");
+    // Every page after the end claims to start a long batch that calls the missing one durable.
+    let text = refused("batches that overlap", ErrorKind::Corruption, |log| {
+        log.edit(|bytes| {
+            let mut page = vec![0; PAGE_BYTES];
+            page[..4].copy_from_slice(&m::BATCH_MAGIC);
+            for (at, value) in [(8, 1_000_u64), (16, 900), (24, log.generation)] {
+                page[at..at + 8].copy_from_slice(&value.to_le_bytes());
+            }
+            page[40..44].copy_from_slice(&m::BATCH_PAGES_MAX.to_le_bytes());
+            bytes.truncate((log.next_page + 1) * PAGE_BYTES);
+            (0..600).for_each(|_| bytes.extend_from_slice(&page));
+        });
+    });
+    assert!(text.contains("what looks like batches in manifest/"), "{text}");
 }
 
 /// A manifest may commit a length inside a stored group, of which only the first tokens then count.
