@@ -92,3 +92,25 @@ fn a_store_without_segments_is_refused_until_the_capacity_suffices() {
     assert_eq!(write(&store, "much", 10_000).unwrap_err().kind(), ErrorKind::NoSpace);
     store.open_sequence("kept", OpenSequence::new()).unwrap().delete(Durability::Sync).unwrap();
 }
+
+#[test]
+fn a_store_opens_with_its_first_capacity_after_a_device_left_and_another_joined() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dirs = device_dirs(scratch.path(), 3);
+    let least = metadata(2) + 6 * MIB;
+    let open = |dirs: &[&PathBuf], capacity| {
+        let options = options(&dirs.iter().map(|dir| (*dir).clone()).collect::<Vec<_>>());
+        options.segment_bytes(ByteSize::mib(1)).capacity(ByteSize(capacity)).open().unwrap()
+    };
+    let store = open(&[&dirs[0], &dirs[1]], least);
+    store.remove_device(1).unwrap();
+    // The device that stays has two copies of the manifest, and the new one gets a third.
+    store.add_device(&dirs[2]).unwrap();
+    store.close().unwrap();
+    let store = open(&[&dirs[0], &dirs[2]], least);
+    assert!(store.status().file_bytes <= least);
+    store.close().unwrap();
+    // Two generations of the third copy take the space of segments.
+    let store = open(&[&dirs[0], &dirs[2]], least + 2 * 4 * MIB);
+    churn(&store, MIB);
+}

@@ -69,11 +69,15 @@ fn wanted_bytes(state_bytes: u64, room_bytes: u64, sizes: &Sizes) -> u64 {
 
 /// Returns the bytes of all manifest files of a store with these members and no data: one generation, and the files
 /// kept for the next one.
+///
+/// Counts the copies of a new store with as many active devices. A store that devices left and joined may have more.
+/// They share the space, so that it opens with the capacity that it was created with.
 pub(crate) fn bytes_without_data(members: &BTreeMap<DeviceIndex, m::Member>, sizes: &Sizes) -> u64 {
     let mut catalog = Catalog::default();
     catalog.members.clone_from(members);
     let file = wanted_bytes(pages_of(&catalog.checkpoint(), sizes.batch_bytes) * PAGE_BYTES as u64, 0, sizes);
-    let copies: u64 = members.values().map(|member| u64::from(member.manifest_copies)).sum();
+    let active = members.values().filter(|member| member.state == m::MEMBER_ACTIVE).count();
+    let copies: u64 = (0..active).map(|index| u64::from(copies_for(DeviceIndex(index as u16), active))).sum();
     2 * copies * file
 }
 
