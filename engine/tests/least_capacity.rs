@@ -94,6 +94,22 @@ fn a_store_without_segments_is_refused_until_the_capacity_suffices() {
 }
 
 #[test]
+fn appends_reuse_the_segments_of_deleted_sequences_in_a_store_of_two_segments() {
+    let scratch = tempfile::tempdir().unwrap();
+    let dirs = device_dirs(scratch.path(), 1);
+    let options = options(&dirs).segment_bytes(ByteSize::mib(1));
+    let store = options.clone().capacity(ByteSize(metadata(1) + 3 * MIB)).open().unwrap();
+    write(&store, "first", 1000).unwrap().delete(Durability::Sync).unwrap();
+    store.close().unwrap();
+    // The metadata takes this capacity, so no segment is added.
+    let store = options.capacity(ByteSize::mib(12)).open().unwrap();
+    churn(&store, MIB);
+    let files = std::fs::read_dir(dirs[0].join("segments")).unwrap();
+    let segments: Vec<_> = files.map(|file| file.unwrap().file_name()).collect();
+    assert!(segments.len() <= 2, "{segments:?}");
+}
+
+#[test]
 fn a_store_opens_with_its_first_capacity_after_a_device_left_and_another_joined() {
     let scratch = tempfile::tempdir().unwrap();
     let dirs = device_dirs(scratch.path(), 3);

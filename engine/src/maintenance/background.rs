@@ -43,7 +43,7 @@ const REPAIRED_AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 
 
 /// Frees space for an append that found none. Returns whether the append should try again.
 ///
-/// 1. Commit: this frees segments that became empty since the last commit.
+/// 1. Commit until the segments that hold nothing live are free.
 /// 2. Clean up to four times, one segment of gain each.
 /// 3. Release the derived frames of a segment for pools that is mostly dead.
 /// 4. Release derived frames or evict sequences worth one segment, commit, and clean again.
@@ -55,9 +55,7 @@ const REPAIRED_AGAIN: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 
 pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
     let before = available(inner);
     lock(&inner.space).retry();
-    seal_wasted(inner);
-    // A commit frees segments whose frames were deleted, or whose last reader left, since the previous one.
-    inner.commit(CommitRequest::default())?;
+    free_dead(inner, before)?;
     if available(inner) > before {
         return Ok(true);
     }
@@ -80,8 +78,7 @@ pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
     if evicted == 0 {
         return Ok(cleaned.segments > 0 && available(inner) >= before);
     }
-    seal_wasted(inner);
-    inner.commit(CommitRequest::default())?;
+    free_dead(inner, before)?;
     if available(inner) <= before {
         clean(inner, LIVE_SHARE_URGENT, 2)?;
     }
@@ -91,7 +88,7 @@ pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
 /// Frees space for clusters that are being stored, without evicting a sequence. Returns whether another try may
 /// succeed.
 ///
-/// 1. Commit: this frees segments that became empty since the last commit.
+/// 1. Commit until the segments that hold nothing live are free.
 /// 2. Release the derived frames of a segment for pools that is mostly dead.
 /// 3. Release derived frames of closed sequences worth one segment, and commit again.
 ///
@@ -99,8 +96,7 @@ pub(crate) fn make_room(inner: &Arc<StoreInner>) -> Result<bool> {
 /// A commit failed.
 pub(crate) fn release_clusters(inner: &Arc<StoreInner>) -> Result<bool> {
     let before = available(inner);
-    seal_wasted(inner);
-    inner.commit(CommitRequest::default())?;
+    free_dead(inner, before)?;
     if available(inner) > before {
         return Ok(true);
     }
@@ -111,8 +107,7 @@ pub(crate) fn release_clusters(inner: &Arc<StoreInner>) -> Result<bool> {
     if release_closed(inner, segment)? == 0 {
         return Ok(false);
     }
-    seal_wasted(inner);
-    inner.commit(CommitRequest::default())?;
+    free_dead(inner, before)?;
     Ok(true)
 }
 
@@ -122,10 +117,35 @@ fn available(inner: &StoreInner) -> u64 {
     space.free_segments(&inner.devices)
 }
 
-/// Seals open segments that are mostly dead, because only sealed segments can be cleaned.
-fn seal_wasted(inner: &StoreInner) {
+/// Commits until more than `before` segments are free, or no commit can free one.
+///
+/// A commit frees segments whose frames were deleted, or whose last reader left. An open segment is sealed first. The
+/// next commit records it, and the one after that frees it. A queued deletion may leave a segment to seal behind it.
+///
+/// # Errors
+/// A commit failed.
+fn free_dead(inner: &StoreInner, before: u64) -> Result<()> {
+    let mut last = 0;
+    for commit in 0..4 {
+        if seal_wasted(inner) {
+            last = commit + 1;
+        }
+        if commit > last {
+            break;
+        }
+        inner.commit(CommitRequest::default())?;
+        if available(inner) > before {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Seals open segments that are mostly dead, because only sealed segments can be cleaned. Returns whether there were
+/// any.
+fn seal_wasted(inner: &StoreInner) -> bool {
     let catalog = lock(&inner.catalog);
-    lock(&inner.space).seal_wasted(&catalog);
+    lock(&inner.space).seal_wasted(&catalog)
 }
 
 /// Does everything that is due now. With `background`, cleaning keeps to its configured rate. Returns what was cleaned.

@@ -431,8 +431,9 @@ impl SegmentAllocator {
         self.stuck.contains(&key)
     }
 
-    /// Seals open segments with less than half of their written pages live, so that they can be cleaned.
-    pub(crate) fn seal_wasted(&mut self, catalog: &Catalog) {
+    /// Seals open segments with less than half of their written pages live, so that they can be cleaned. Returns
+    /// whether there were any.
+    pub(crate) fn seal_wasted(&mut self, catalog: &Catalog) -> bool {
         let wasted = |active: &OpenSegment| {
             let used = u64::from(active.next_page - 1);
             let live = catalog.segments.get(&active.handle.key).map_or(0, |meta| meta.live_pages);
@@ -445,7 +446,9 @@ impl SegmentAllocator {
                 own.streams.iter().filter(|(_, active)| wasted(active)).map(|(stream, _)| *stream).collect();
             sealed.extend(streams.iter().filter_map(|stream| own.streams.remove(stream)));
         }
+        let any = !sealed.is_empty();
         sealed.into_iter().for_each(|active| self.seal(active));
+        any
     }
 
     /// Seals partial segments without frames, so that their files can be removed. Returns whether there were any.
