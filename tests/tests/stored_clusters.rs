@@ -126,6 +126,76 @@ fn kvfsck_reads_the_clusters_of_every_method() {
 }
 
 #[test]
+fn clusters_that_grow_keep_most_pages_and_every_check() {
+    let cases = [
+        ("dynakv:8", DType::F16, PlaneCodec::Raw),
+        ("dynakv:8:joint", DType::F32, PlaneCodec::Int8),
+        ("clusterkv:8:heads", DType::Bf16, PlaneCodec::Raw),
+        ("swarm:8", DType::F16, PlaneCodec::Raw),
+        ("infllm:32", DType::F32, PlaneCodec::Raw),
+    ];
+    for (nth, (method, dtype, codec)) in cases.into_iter().enumerate() {
+        let mut fixture = Fixture::new(1 + nth % 3, &layout(dtype, codec));
+        let id = attach(&mut fixture.sequence, method);
+        let mut before = fixture.sequence.store_clusters(id).expect("stored clusters");
+        assert_eq!(before.kept_pages, 0, "{method}");
+        for round in 0..6 {
+            append(&mut fixture.sequence, 64, 10 + round);
+            fixture.sequence.commit(Durability::Sync).expect("a commit");
+            let grown = fixture.sequence.store_clusters(id).expect("stored clusters");
+            // ClusterKV makes clusters of 320 new tokens at a time, and SWARM has a window of 256.
+            assert!(grown.tokens >= before.tokens, "{method}, {round}: {grown:?}");
+            assert!(grown.kept_pages * 2 > before.pages, "{method}, {round}: {grown:?} after {before:?}");
+            before = grown;
+        }
+        // Nothing has changed. A cluster at the limit of its runs may still be written in one.
+        let same = fixture.sequence.store_clusters(id).expect("stored clusters");
+        assert!(same.tokens > 1000 && same.kept_pages * 10 >= same.pages * 9, "{method}: {same:?}");
+        let (fixture, totals) = fixture.reopened();
+        assert_eq!(totals.pages, same.pages, "{method}");
+        assert!(totals.pool_pages >= same.pages, "{method}: {totals:?}");
+        drop(fixture);
+    }
+}
+
+#[test]
+fn grown_clusters_go_with_a_cut_and_leave_no_pool() {
+    let mut fixture = Fixture::new(2, &layout(DType::F16, PlaneCodec::Raw));
+    let id = attach(&mut fixture.sequence, "dynakv:8");
+    let first = fixture.sequence.store_clusters(id).expect("stored clusters");
+    append(&mut fixture.sequence, 200, 5);
+    fixture.sequence.commit(Durability::Sync).expect("a commit");
+    let grown = fixture.sequence.store_clusters(id).expect("stored clusters");
+    assert!(grown.kept_pages > 0 && grown.tokens > first.tokens);
+    // The cut takes tokens of the second set alone, whose directories name pages of the first.
+    fixture.sequence.truncate(first.tokens + 8).expect("a cut");
+    fixture.sequence.commit(Durability::Sync).expect("a commit");
+    let (_, totals) = fixture.reopened();
+    assert_eq!((totals.frames, totals.directories), (0, 0));
+}
+
+#[test]
+fn a_fork_that_grows_writes_pages_of_its_own() {
+    let mut fixture = Fixture::new(1, &layout(DType::F16, PlaneCodec::Raw));
+    let id = attach(&mut fixture.sequence, "dynakv:8");
+    let own = fixture.sequence.store_clusters(id).expect("stored clusters");
+    let mut fork = fixture.sequence.fork_as("fork").expect("a fork");
+    append(&mut fork, 64, 7);
+    fork.commit(Durability::Sync).expect("a commit");
+    let other = attach(&mut fork, "dynakv:8");
+    let stored = fork.store_clusters(other).expect("stored clusters");
+    assert!(stored.kept_pages == 0 && stored.pages > own.pages, "{stored:?}");
+    // The parent grows while the fork has its own set.
+    append(&mut fixture.sequence, 64, 8);
+    fixture.sequence.commit(Durability::Sync).expect("a commit");
+    let grown = fixture.sequence.store_clusters(id).expect("stored clusters");
+    assert!(grown.kept_pages > 0, "{grown:?}");
+    drop(fork);
+    let (_, totals) = fixture.reopened();
+    assert_eq!(totals.pages, stored.pages + grown.pages);
+}
+
+#[test]
 fn a_sequence_has_one_stored_set_and_may_drop_it() {
     let mut fixture = Fixture::new(2, &layout(DType::F16, PlaneCodec::Raw));
     fixture.store("dynakv:8");

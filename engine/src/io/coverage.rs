@@ -83,6 +83,10 @@ pub enum CoverageMark {
     ClustersReleased,
     /// Stored clusters went with their device.
     ClustersLost,
+    /// Stored clusters grew: pages of an earlier directory stayed.
+    ClustersGrown,
+    /// Stored clusters grew, and a page or a frame of which little was in use was written once more.
+    ClustersCompacted,
 }
 
 /// Does nothing, because marks are counted with the feature `sim` only.

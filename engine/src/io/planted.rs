@@ -97,6 +97,10 @@ pub enum Mutant {
     DirectoryChecksumIgnored,
     /// Clusters on a device that was lost or removed stay in the manifest.
     LostClustersKept,
+    /// A directory of grown clusters names the entries of a page that stayed in the reverse order.
+    KeptEntriesExchanged,
+    /// Grown clusters leave out entries that are in no page yet.
+    LooseEntriesLost,
 }
 
 /// Returns `false`, because faults are planted with the feature `sim` only.

@@ -12,7 +12,8 @@ use stratakv_format::{FrameId, SequenceId};
 /// References to derived frames that a commit releases, as far as they exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DerivedRelease {
-    /// The sequence was cut: releases its references whose tokens end beyond this one.
+    /// The sequence was cut: releases all of its references if the tokens of one end beyond this one. The directories
+    /// are then among those that go, and pages of earlier writes are no use without them.
     Cut(SequenceId, u64),
     /// Releases one reference.
     Reference(SequenceId, FrameId),
@@ -27,8 +28,12 @@ impl DerivedRelease {
         out: &mut RecordBuffer,
     ) {
         let (Self::Cut(sequence, _) | Self::Reference(sequence, _)) = self;
-        let is_meant = |(frame, end): &(FrameId, u64)| match self {
-            Self::Cut(_, tokens) => *end > tokens && !planted!(StaleClustersKept),
+        let is_cut = match self {
+            Self::Cut(_, tokens) => catalog.derived_of(sequence).any(|(_, end)| end > tokens),
+            Self::Reference(..) => false,
+        };
+        let is_meant = |(frame, _): &(FrameId, u64)| match self {
+            Self::Cut(..) => is_cut && !planted!(StaleClustersKept),
             Self::Reference(_, only) => *frame == only,
         };
         for (frame, _) in catalog.derived_of(sequence).filter(is_meant) {
@@ -114,7 +119,7 @@ mod tests {
             (released.into_iter().map(|(_, frame)| frame.0).collect::<Vec<_>>(), records.count())
         };
         assert_eq!(count(&[DerivedRelease::Cut(own, 16)]), (vec![], 0));
-        assert_eq!(count(&[DerivedRelease::Cut(own, 15)]), (vec![3], 1));
+        assert_eq!(count(&[DerivedRelease::Cut(own, 15)]), (vec![2, 3], 2));
         assert_eq!(count(&[DerivedRelease::Cut(own, 0), DerivedRelease::Cut(own, 8)]), (vec![2, 3], 2));
         assert_eq!(count(&[DerivedRelease::Reference(own, FrameId(2)), DerivedRelease::Cut(own, 0)]), (vec![2, 3], 2));
         // A frame of tokens, a frame and a sequence that do not exist.

@@ -10,7 +10,7 @@ use stratakv_format::layout::LayerGeometry;
 use stratakv_format::pool::{EntryHeads, MEMBERSHIPS_MAX, PageGeometry};
 
 /// The most entries of a stored cluster. Larger ones are cut, so that each fits in a piece of a directory.
-const CLUSTER_ENTRIES_MAX: usize = 1 << 16;
+pub(super) const CLUSTER_ENTRIES_MAX: usize = 1 << 16;
 
 /// The clusters of one list: of one head, or of all heads.
 pub(super) struct HeadClusters {
@@ -72,6 +72,13 @@ impl LayerClusters {
         self
     }
 
+    /// Returns lists of the same heads with other clusters.
+    pub(super) fn replaced(&self, lists: impl Iterator<Item = ClusterLists>) -> Self {
+        let lists = self.lists.iter().zip(lists);
+        let lists = lists.map(|(own, clusters)| HeadClusters { clusters, ..*own }).collect();
+        Self { tokens: self.tokens, lists, geometry: self.geometry }
+    }
+
     /// Returns the entries of all lists. An entry counts once for each of its clusters.
     pub(super) fn entries(&self) -> usize {
         self.lists.iter().map(|list| list.clusters.stored()).sum()
@@ -106,7 +113,7 @@ fn covering(heads: EntryHeads, list: &ClusterLists, tokens: u64, page_entries: u
 }
 
 /// Joins neighbours as [`LayerClusters::packed`] says. A joined cluster has each token at most once.
-fn packed(clusters: &ClusterLists, tokens: u64, page_entries: usize) -> ClusterLists {
+pub(super) fn packed(clusters: &ClusterLists, tokens: u64, page_entries: usize) -> ClusterLists {
     if page_entries == 1 {
         return clusters.clone();
     }

@@ -3,6 +3,8 @@
 //! | file | what it does |
 //! |---|---|
 //! | `layer_clusters` | the clusters of a layer as they are stored: each covered token is in at least one |
+//! | `earlier` | the pages of the set that a sequence has stored |
+//! | `growth_plan` | which of them stay, and which entries are written |
 //! | `page_plan` | which entries are in which page |
 //! | `page_rows` | copies keys and values from groups to pages |
 //! | `directory_pieces` | the directory of one head, or of all heads, as pieces |
@@ -18,6 +20,10 @@
 
 mod cover;
 mod directory_pieces;
+mod earlier;
+mod growth_plan;
+#[cfg(test)]
+mod growth_tests;
 mod layer_clusters;
 mod page_plan;
 mod page_rows;
@@ -29,6 +35,7 @@ mod tests;
 mod writer;
 
 pub(crate) use cover::{ChosenPage, Covered};
+pub(crate) use earlier::{EarlierFrame, EarlierLayer};
 pub(crate) use layer_clusters::LayerClusters;
 pub(crate) use page_rows::{GroupPlanes, PlaneVisitor, put_entry, take_entry};
 pub use report::StoredClusters;

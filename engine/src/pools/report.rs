@@ -16,7 +16,9 @@ pub struct StoredClusters {
     pub entries: u64,
     /// Pages.
     pub pages: u64,
-    /// Bytes of these pages.
+    /// Pages of these that an earlier call has written. They stay where they are.
+    pub kept_pages: u64,
+    /// Bytes of the pages that were written.
     pub page_bytes: u64,
     /// Bytes of the pieces of directories.
     pub directory_bytes: u64,

@@ -140,6 +140,16 @@ impl StoredList {
         self.places[range].iter().map(move |place| (place >> SLOT_BITS, (place & slot) as u8))
     }
 
+    /// Returns the end of the tokens that it covers.
+    pub(super) fn tokens(&self) -> u32 {
+        self.starts.len().saturating_sub(1) as u32
+    }
+
+    /// Returns the number of entries in pages.
+    pub(super) fn entries(&self) -> usize {
+        self.places.len()
+    }
+
     /// Returns the bytes in memory.
     pub(super) fn bytes(&self) -> usize {
         self.pages.len() * size_of::<StoredPage>() + (self.starts.len() + self.places.len()) * size_of::<u32>()

@@ -9,7 +9,7 @@ use super::stored_list::{FrameTable, StoredList, bytes_for};
 use crate::catalog::FrameMeta;
 use crate::io::planted::{covered, planted};
 use crate::layout::KvLayout;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use stratakv_format::checksum::PayloadChecksum;
 use stratakv_format::frame::{FramePlace, FrameView, KIND_CLUSTER_DIRECTORY};
@@ -72,6 +72,8 @@ pub(crate) struct StoredSet {
     pub(crate) tokens: u64,
     /// Directories that do not verify.
     pub(crate) dropped: usize,
+    /// The number and the generation of the set, if all of its directories have the same.
+    pub(crate) version: Option<(u64, u64)>,
 }
 
 /// A directory of the wanted method.
@@ -120,6 +122,10 @@ impl StoredSet {
                 }
             }
         }
+        let header_of = |found: &FoundDirectory<'_>| *found.pieces[0].header();
+        let versions: BTreeSet<(u64, u64)> =
+            in_force.values().map(header_of).map(|header| (header.set.get(), header.generation.get())).collect();
+        set.version = versions.first().copied().filter(|_| versions.len() == 1);
         for ((layer, _), FoundDirectory { end, pieces, .. }) in in_force {
             let Ok(geometry) = layout.kv_layer(usize::from(layer)) else { continue };
             let empty = || StoredLayer { lists: Vec::new(), frames: Vec::new() };
@@ -163,6 +169,11 @@ impl StoredSet {
     /// Returns the stored clusters of a layer.
     pub(crate) fn layer(&self, layer: usize) -> Option<&StoredLayer> {
         self.layers.get(&layer).filter(|own| !own.lists.is_empty())
+    }
+
+    /// Returns the frames of its pages, layer after layer.
+    pub(crate) fn frames(&self) -> impl Iterator<Item = &FrameId> {
+        self.layers.values().flat_map(|layer| &layer.frames)
     }
 
     /// Returns the bytes in memory.

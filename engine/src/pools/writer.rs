@@ -1,8 +1,10 @@
 //! Writes the clusters of a sequence as derived frames.
 //!
-//! 1. [`PoolWriter::layer`] fills stretches of pages in memory and writes each as one frame with a pool.
-//! 2. It encodes the directories of the layer. Enough of them fill a frame.
-//! 3. [`PoolWriter::commit`] syncs the segments of all frames, and names the frames in one commit.
+//! 1. [`PoolWriter::layer`] plans which pages of an earlier set stay, if there is one ([`growth_plan`]).
+//! 2. It fills stretches of the other pages in memory and writes each as one frame with a pool.
+//! 3. It encodes the directories of the layer, with both kinds of pages. Enough of them fill a frame.
+//! 4. [`PoolWriter::commit`] syncs the segments of all frames, and names the frames in one commit. It releases the
+//!    frames of the earlier set that no directory names any more.
 //!
 //! Invariants:
 //! - Until the commit, no record names a frame. Frames of a writer that failed are dead pages.
@@ -10,14 +12,16 @@
 //! - A full store gives up clusters of closed sequences, and never evicts a sequence for clusters.
 
 use super::directory_pieces::{self, PagePlace};
+use super::earlier::EarlierLayer;
+use super::growth_plan;
 use super::layer_clusters::{HeadClusters, LayerClusters};
 use super::page_plan::{self, PlannedPage};
 use super::page_rows::{self, ENTRY_BYTES, GroupPlanes};
 use super::report::StoredClusters;
 use crate::catalog::ref_record;
 use crate::error::{Error, ErrorKind, Result};
-use crate::io::planted;
 use crate::io::planted::{covered, page_place};
+use crate::io::{coverage, planted};
 use crate::layout::PlacedBytes;
 use crate::log::{
     CommitRequest, DerivedDraft, DerivedFrame, DerivedRelease, DirectoryBytes, FrameTarget, SequenceIdentity,
@@ -25,12 +29,13 @@ use crate::log::{
 };
 use crate::metrics::{Category, Reservation, lock};
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Instant;
 use stratakv_format::frame::Descriptor;
 use stratakv_format::manifest::{Frame, FrameRef, Kind};
 use stratakv_format::pool::{DirectoryFields, METHOD_BYTES_MAX, REPRESENTATIVE_NONE};
-use stratakv_format::{PAGE_BYTES, PlaneIdentity};
+use stratakv_format::{FrameId, PAGE_BYTES, PlaneIdentity};
 
 /// The most bytes of a frame with directories, unless one directory is larger.
 const DIRECTORY_FRAME_BYTES: usize = 4 << 20;
@@ -55,6 +60,10 @@ pub(crate) struct PoolWriter<'a> {
     limit: usize,
     /// Pieces of directories that are in no frame yet.
     pieces: Vec<DirectoryBytes>,
+    /// The number and the generation of the earlier set whose pages may stay.
+    earlier: Option<(u64, u64)>,
+    /// The frames of the earlier set that directories name.
+    kept: BTreeSet<FrameId>,
     report: StoredClusters,
     started: Instant,
 }
@@ -86,16 +95,54 @@ impl<'a> PoolWriter<'a> {
             frames: Vec::new(),
             limit,
             pieces: Vec::new(),
+            earlier: None,
+            kept: BTreeSet::new(),
             report: StoredClusters { tokens, ..StoredClusters::default() },
             started: Instant::now(),
         })
     }
 
-    /// Writes the pages of a layer, and keeps its directories for a frame.
+    /// Lets pages of an earlier set stay: its number, and its generation.
+    pub(crate) fn growing(self, set: u64, generation: u64) -> Self {
+        Self { earlier: Some((set, generation)), ..self }
+    }
+
+    /// Writes the pages of a layer, and keeps its directories for a frame. Pages of `earlier` may stay.
     ///
     /// # Errors
     /// [`ErrorKind::NoSpace`]; [`ErrorKind::MemoryLimit`]: not even one page fits. Errors of reads and writes.
-    pub(crate) fn layer(&mut self, layer: usize, clusters: &LayerClusters, source: &dyn GroupPlanes) -> Result<()> {
+    pub(crate) fn layer(
+        &mut self,
+        layer: usize,
+        clusters: LayerClusters,
+        earlier: Option<&EarlierLayer>,
+        source: &dyn GroupPlanes,
+    ) -> Result<()> {
+        let Some(earlier) = earlier else {
+            let clusters = clusters.packed();
+            let places = self.pages(layer, &clusters, source)?;
+            return self.directories(layer, &clusters, &places);
+        };
+        let plan = growth_plan::plan(&clusters, earlier);
+        let fresh = clusters.replaced(plan.iter().map(|list| list.fresh.clone()));
+        let written = self.pages(layer, &fresh, source)?;
+        let mut left = &written[..];
+        let (mut lists, mut places) = (Vec::new(), Vec::new());
+        for (list, own) in clusters.lists.iter().zip(&plan) {
+            let (stored, kept) = growth_plan::joined(list.heads, own, clusters.tokens, &clusters.geometry);
+            let (pages, rest) =
+                left.split_at(own.fresh.iter().map(|m| m.len().div_ceil(clusters.geometry.entries)).sum());
+            left = rest;
+            self.kept.extend(kept.iter().map(|place| place.frame));
+            self.report.kept_pages += kept.len() as u64;
+            places.extend(kept.iter().chain(pages).copied());
+            lists.push(stored);
+        }
+        self.directories(layer, &LayerClusters { lists, ..clusters }, &places)
+    }
+
+    /// Writes the pages of clusters. Returns their places.
+    fn pages(&mut self, layer: usize, clusters: &LayerClusters, source: &dyn GroupPlanes) -> Result<Vec<PagePlace>> {
         let pages = page_plan::pages(clusters);
         let entry_bytes = pages.len() * size_of::<PlannedPage>() + clusters.entries() * size_of::<u32>();
         let _tables = self.reserve(entry_bytes + pages.len() * size_of::<PagePlace>())?;
@@ -105,12 +152,17 @@ impl<'a> PoolWriter<'a> {
             let bytes = page_rows::fill(clusters, stretch, self.identity.layout.group_tokens(), source)?;
             self.write_pool(layer, clusters, stretch, &bytes, &mut places)?;
         }
+        self.report.page_bytes += (pages.len() * clusters.geometry.page_bytes) as u64;
+        Ok(places)
+    }
+
+    /// Encodes the directories of a layer. `places` has the pages of all lists.
+    fn directories(&mut self, layer: usize, clusters: &LayerClusters, places: &[PagePlace]) -> Result<()> {
         self.report.layers += 1;
         self.report.clusters += clusters.clusters() as u64;
         self.report.entries += clusters.entries() as u64;
-        self.report.pages += pages.len() as u64;
-        self.report.page_bytes += (pages.len() * clusters.geometry.page_bytes) as u64;
-        let mut rest = &places[..];
+        self.report.pages += places.len() as u64;
+        let mut rest = places;
         for list in &clusters.lists {
             let own: usize =
                 list.clusters.iter().map(|members| members.len().div_ceil(clusters.geometry.entries)).sum();
@@ -181,10 +233,12 @@ impl<'a> PoolWriter<'a> {
         list: &HeadClusters,
         pages: &[PagePlace],
     ) -> Result<()> {
+        // Ids of frames are never used again, so no two sets have the same number.
+        let first = || self.frames.first().map_or(1, |frame| frame.id.0);
+        let (set, generation) = self.earlier.map_or_else(|| (first(), 1), |(set, before)| (set, before + 1));
         let fields = DirectoryFields {
-            // Ids of frames are never used again, so no two sets have the same number.
-            set: self.frames.first().map_or(1, |frame| frame.id.0),
-            generation: 1,
+            set,
+            generation,
             heads: list.heads,
             method: self.method,
             method_version: 1,
@@ -254,16 +308,19 @@ impl<'a> PoolWriter<'a> {
         }
     }
 
-    /// Syncs all frames and names them in one commit, which releases `replaced`.
+    /// Syncs all frames and names them in one commit. It releases those of the `earlier` frames of the sequence that no
+    /// directory names.
     ///
     /// # Errors
     /// A sync failed, or the errors of a commit. The sequence has its earlier clusters then, or after
     /// [`ErrorKind::Indeterminate`] either.
-    pub(crate) fn commit(mut self, replaced: Vec<DerivedRelease>) -> Result<StoredClusters> {
+    pub(crate) fn commit(mut self, earlier: Vec<FrameId>) -> Result<StoredClusters> {
         self.write_directories()?;
         self.store.committer.admit((self.frames.len() * RECORD_BYTES) as u64)?;
         DerivedFrame::sync_all(&self.store.devices, &self.frames).map_err(|e| e.during("store clusters"))?;
-        let mut request = CommitRequest { derived: replaced, ..CommitRequest::default() };
+        let replaced = earlier.into_iter().filter(|frame| !self.kept.contains(frame));
+        let released = replaced.map(|frame| DerivedRelease::Reference(self.identity.sequence, frame)).collect();
+        let mut request = CommitRequest { derived: released, ..CommitRequest::default() };
         for DerivedFrame { id, meta, flight, .. } in self.frames {
             meta.announce(id, &mut request.records);
             request.records.push(Kind::FrameRef, &ref_record(self.identity.sequence, id, self.report.tokens), &[]);
@@ -271,6 +328,9 @@ impl<'a> PoolWriter<'a> {
             request.flights.push(flight);
         }
         self.store.commit(request)?;
+        if self.report.kept_pages > 0 {
+            coverage!(ClustersGrown);
+        }
         Ok(StoredClusters { time: self.started.elapsed(), ..self.report })
     }
 }

@@ -2,12 +2,16 @@
 
 use super::handle::Sequence;
 use super::layer::LayerState;
+use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{CommitRequest, DerivedRelease};
-use crate::metrics::lock;
-use crate::pools::{GroupPlanes, LayerClusters, PlaneVisitor, PoolWriter, StoredClusters};
+use crate::metrics::{Reservation, lock};
+use crate::pools::{
+    EarlierFrame, EarlierLayer, GroupPlanes, LayerClusters, PlaneVisitor, PoolWriter, StoredClusters, StoredSet,
+};
 use crate::retrieval::SelectorId;
 use crate::retrieval::clusters::ClusterLists;
+use stratakv_format::FrameId;
 
 /// Groups whose V planes one visit may need, at most.
 const VISIT_GROUPS: usize = 512;
@@ -17,8 +21,12 @@ impl Sequence {
     ///
     /// The clusters are those of this moment. They cover committed tokens that the method has put into clusters, in all
     /// layers without a window. Stored clusters are derived: the sequence does not need them, and the store releases
-    /// them before it evicts a sequence. A sequence has one stored set, so an earlier one is released. The next handle
-    /// finds them when it attaches the same method.
+    /// them before it evicts a sequence. The next handle finds them when it attaches the same method.
+    ///
+    /// A sequence has one stored set. If the sequence has grown since it stored clusters of this method, most pages
+    /// stay, and the call writes those of new tokens and of clusters that changed. So call it again now and then, for
+    /// example after each answer. [`StoredClusters::kept_pages`] counts the pages that stayed. A set of another method
+    /// is released. A fork writes all pages of its first set.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: no such selector, a method without clusters, no committed group that its
@@ -37,17 +45,22 @@ impl Sequence {
         self.land_all()?;
         let tokens = self.storable_tokens(slot, &layers)?;
         let mut writer = PoolWriter::new(&self.store, &self.identity, &method, tokens)?;
+        let earlier = self.earlier_set(selector, tokens);
+        if let Some((set, generation)) = earlier.and_then(|set| set.version) {
+            writer = writer.growing(set, generation);
+        }
         for &layer in &layers {
             let state = self.layer(layer)?;
             let lists = clusters_of(state, slot);
             let dtype = self.identity.layout.dtype();
-            let clusters = LayerClusters::covering(&lists, tokens, state.geometry(), dtype)?.packed();
+            let clusters = LayerClusters::covering(&lists, tokens, state.geometry(), dtype)?;
             drop(lists);
+            let pages = earlier.and_then(|set| self.earlier_pages(set, layer));
             let source = LayerGroups { sequence: self, state };
-            writer.layer(layer, &clusters, &source).map_err(|e| e.during(format!("layer {layer}")))?;
+            let written = writer.layer(layer, clusters, pages.as_ref().map(|(_, pages)| pages), &source);
+            written.map_err(|e| e.during(format!("layer {layer}")))?;
         }
-        let earlier = self.stored_frames();
-        let stored = writer.commit(earlier)?;
+        let stored = writer.commit(self.stored_frames())?;
         self.selectors.cut_loaded(0);
         self.load_clusters(selector);
         Ok(stored)
@@ -59,7 +72,9 @@ impl Sequence {
     /// As [`Sequence::commit`].
     pub fn drop_stored_clusters(&mut self) -> Result<()> {
         self.store.committer.check()?;
-        let derived = self.stored_frames();
+        let sequence = self.identity.sequence;
+        let release = |frame| DerivedRelease::Reference(sequence, frame);
+        let derived: Vec<DerivedRelease> = self.stored_frames().into_iter().map(release).collect();
         if derived.is_empty() {
             return Ok(());
         }
@@ -67,11 +82,35 @@ impl Sequence {
         self.store.commit(CommitRequest { derived, ..CommitRequest::default() })
     }
 
-    /// Returns the releases of all derived frames that the sequence refers to.
-    fn stored_frames(&self) -> Vec<DerivedRelease> {
-        let sequence = self.identity.sequence;
+    /// Returns the derived frames that the sequence refers to.
+    fn stored_frames(&self) -> Vec<FrameId> {
         let catalog = lock(&self.store.catalog);
-        catalog.derived_of(sequence).map(|(frame, _)| DerivedRelease::Reference(sequence, frame)).collect()
+        catalog.derived_of(self.identity.sequence).map(|(frame, _)| frame).collect()
+    }
+
+    /// Returns the stored set of the selector's method, if pages of it may stay in a set of the first `tokens` tokens:
+    /// the sequence wrote it itself, and it covers no other tokens.
+    fn earlier_set(&self, selector: SelectorId, tokens: u64) -> Option<&StoredSet> {
+        let set = &self.selectors.loaded(selector)?.set;
+        let catalog = lock(&self.store.catalog);
+        let is_own = |frame: &FrameId| self.earlier_frame(&catalog, *frame).is_some();
+        (set.tokens <= tokens && set.frames().any(is_own)).then_some(set)
+    }
+
+    /// Returns the pages of a layer that may stay, with their memory. Without memory for them, none stays.
+    fn earlier_pages(&self, set: &StoredSet, layer: usize) -> Option<(Reservation, EarlierLayer)> {
+        set.version?;
+        let own = set.layer(layer)?;
+        let memory = self.reserve_scratch(EarlierLayer::bytes_for(own)).ok()?;
+        let catalog = lock(&self.store.catalog);
+        Some((memory, EarlierLayer::new(own, &|frame| self.earlier_frame(&catalog, frame))))
+    }
+
+    /// Returns a frame with pages that this sequence wrote, if it exists on a device that is present.
+    fn earlier_frame(&self, catalog: &Catalog, id: FrameId) -> Option<EarlierFrame> {
+        let frame = catalog.frames.get(&id).filter(|frame| frame.derived && frame.origin == self.identity.sequence)?;
+        self.store.devices.get(frame.location.device).ok().filter(|device| !device.is_lost())?;
+        Some(EarlierFrame { id, pool_pages: frame.location.pages - frame.front_pages })
     }
 
     /// Returns the slot of a selector's summary with clusters, and the id of its kind.

@@ -165,9 +165,13 @@ impl FrameSet {
         commits: &CommitState,
     ) -> Vec<(FrameId, u64)> {
         // A reader has the id of its sequence, which may have other clusters by now.
-        let named = catalog.derived_of(id).filter(|_| commits.is_stored());
-        let named = named.filter(|(frame, end)| !commits.is_stale(*frame, *end));
-        named.chain(self.derived.iter().copied()).collect()
+        let mut named: Vec<(FrameId, u64)> = catalog.derived_of(id).filter(|_| commits.is_stored()).collect();
+        // Earlier frames of the set are no use without its directories, which were written last.
+        if let Some(stale) = named.iter().filter(|(frame, end)| commits.is_stale(*frame, *end)).map(|own| own.0).max() {
+            named.retain(|(frame, _)| *frame > stale);
+        }
+        named.extend_from_slice(&self.derived);
+        named
     }
 
     /// Takes over the frames of the sequence this was forked from.
@@ -259,7 +263,9 @@ impl FrameSet {
             frame.token_end = frame.token_end.min(sealed);
             frame.first_token = frame.first_token.filter(|first| *first < sealed);
         }
-        self.derived.retain(|(_, end)| *end <= sealed);
+        if self.derived.iter().any(|(_, end)| *end > sealed) {
+            self.derived.clear();
+        }
         cut_references(&mut self.named, sealed, state_frame)
     }
 

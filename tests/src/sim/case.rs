@@ -329,6 +329,12 @@ impl Round {
         }
         let stores = at + own.len();
         own.push(Operation::StoreClusters { slot, keep: rng.one_in(4) });
+        // The clusters grow with the sequence, and are stored again.
+        for _ in 0..rng.below(4).saturating_sub(1) {
+            own.push(Operation::Append { slot, tokens: 4 + rng.below(16) as usize, layers: u8::MAX });
+            own.push(Operation::Commit { slot, durability: Durability::Sync, state: None });
+            own.push(Operation::StoreClusters { slot, keep: rng.one_in(4) });
+        }
         match rng.below(12) {
             _ if cache => own.push(Operation::Close { slot }),
             0 => own.push(Operation::DropClusters { slot }),

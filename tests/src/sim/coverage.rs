@@ -174,6 +174,8 @@ impl Coverage {
             Event::ClustersDropped,
             Event::ClustersReleased,
             Event::ClustersLost,
+            Event::ClustersGrown,
+            Event::ClustersCompacted,
         ];
         events.map(name).into_iter().chain(OWN).filter(|what| !self.seen.contains_key(what)).collect()
     }
@@ -209,6 +211,8 @@ fn name(event: Event) -> &'static str {
         Event::ClustersDropped => "directory of clusters dropped",
         Event::ClustersReleased => "clusters given up for space",
         Event::ClustersLost => "clusters lost with their disk",
+        Event::ClustersGrown => "stored clusters grew and kept pages",
+        Event::ClustersCompacted => "sparse pages of clusters written once more",
     }
 }
 

@@ -6,7 +6,7 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault with its budget: the number of cases within which the simulator must find it.
-const BUDGETS: [(Mutant, u64); 38] = [
+const BUDGETS: [(Mutant, u64); 40] = [
     (Mutant::DataSyncSkipped, 2_000),
     (Mutant::ManifestSyncSkipped, 2_000),
     (Mutant::ManifestBeforeData, 10_000),
@@ -45,6 +45,8 @@ const BUDGETS: [(Mutant, u64); 38] = [
     (Mutant::EvictedBeforeClusters, 20_000),
     (Mutant::DirectoryChecksumIgnored, 2_000),
     (Mutant::LostClustersKept, 10_000),
+    (Mutant::KeptEntriesExchanged, 5_000),
+    (Mutant::LooseEntriesLost, 5_000),
 ];
 
 /// The result of the search for one fault.
