@@ -6,6 +6,7 @@
 //! | `adapt`, `growth` | `adapt` | the variance of clusters whose keys grow |
 //! | `cache` | `cache` | hit rates of cache policies on clusters |
 //! | `decode` | `decode` | requests, bytes and times of decode steps, from groups and from stored clusters |
+//! | `grow` | `grow` | clusters that are stored again while a sequence grows |
 //! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
 //! | `layout` | `layout` | the length of reads by the order of clusters |
 //! | `methods` | `methods` | building, selecting, upkeep and memory of whole methods |
@@ -25,6 +26,7 @@ mod cluster_blocks;
 mod clustered;
 mod decode;
 mod distance;
+mod grow;
 mod growth;
 mod layer_trace;
 mod layers;
@@ -41,6 +43,7 @@ use cache::ClusterCacheArgs;
 use clap::Subcommand;
 use decode::ClusterDecodeArgs;
 use distance::ClusterDistanceArgs;
+use grow::ClusterGrowArgs;
 use layout::ClusterLayoutArgs;
 use methods::ClusterMethodsArgs;
 use select::ClusterSelectArgs;
@@ -56,6 +59,8 @@ pub(crate) enum ClusterCommand {
     Cache(ClusterCacheArgs),
     /// Measures decode steps that read chosen clusters, from groups and from pages of stored clusters.
     Decode(ClusterDecodeArgs),
+    /// Measures clusters that are stored again and again while a sequence grows.
+    Grow(ClusterGrowArgs),
     /// Measures how far new entries are from the medoids of the clusters that they join.
     Distance(ClusterDistanceArgs),
     /// Measures how long the reads of retrieved clusters are, by the order of clusters.
@@ -74,6 +79,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         ClusterCommand::Cache(args) => cache::run(args),
         ClusterCommand::Decode(args) => decode::run(args),
         ClusterCommand::Distance(args) => distance::run(args),
+        ClusterCommand::Grow(args) => grow::run(args),
         ClusterCommand::Layout(args) => layout::run(args),
         ClusterCommand::Methods(args) => methods::run(args),
         ClusterCommand::Select(args) => select::run(args),

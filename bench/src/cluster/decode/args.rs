@@ -23,7 +23,7 @@ per step and layer. With --profile, --read-bps or --read-iops the store is on a 
 limits are set before each method is measured.")]
 pub(crate) struct ClusterDecodeArgs {
     #[command(flatten)]
-    pub(super) common: CommonArgs,
+    pub(in crate::cluster) common: CommonArgs,
     /// A file of `kvrun profile`. Without it, topics are planted.
     #[arg(long, value_name = "FILE")]
     pub(super) file: Option<PathBuf>,
@@ -34,10 +34,10 @@ pub(crate) struct ClusterDecodeArgs {
     /// Methods, separated by commas. The first one is the baseline, which reads groups.
     #[arg(long, value_delimiter = ',', value_parser = registered,
         default_value = "tck:64,swarm:8:members,dynakv:8:members,dynakv:16:members")]
-    pub(super) methods: Vec<MethodSpec>,
+    pub(in crate::cluster) methods: Vec<MethodSpec>,
     /// Budgets of a selection, separated by commas: tokens, or shares of the tokens.
     #[arg(long, value_delimiter = ',', default_value = "1/34,1/13,0.1,48")]
-    pub(super) budgets: Vec<DecodeBudget>,
+    pub(in crate::cluster) budgets: Vec<DecodeBudget>,
     /// Tokens of a planted layer.
     #[arg(long, default_value_t = 16384, value_parser = count())]
     pub(super) entries: u32,
@@ -61,10 +61,10 @@ pub(crate) struct ClusterDecodeArgs {
     pub(super) focus: f32,
     /// Tokens of a group.
     #[arg(long, default_value_t = 8, value_parser = between_u16(1, 128))]
-    pub(super) group: u16,
+    pub(in crate::cluster) group: u16,
     /// Most bytes between two blocks or pages that one request reads. 0 makes requests depend on the arguments alone.
     #[arg(long, default_value = "0", value_parser = size)]
-    pub(super) gap_limit: ByteSize,
+    pub(in crate::cluster) gap_limit: ByteSize,
     /// Measured steps. Of a file, these are its last queries.
     #[arg(long, default_value_t = 16, value_parser = between(1, 10_000))]
     pub(super) steps: u32,
@@ -77,7 +77,7 @@ pub(crate) struct ClusterDecodeArgs {
 #[derive(Clone, Debug)]
 pub(crate) struct DecodeBudget {
     pub(super) text: String,
-    pub(super) budget: Budget,
+    pub(in crate::cluster) budget: Budget,
 }
 
 impl FromStr for DecodeBudget {

@@ -13,6 +13,7 @@ mod side;
 mod workload;
 
 pub(crate) use args::ClusterDecodeArgs;
+pub(super) use workload::DecodeWorkload;
 
 use crate::devices::{DeviceLimits, DeviceSet, in_directory};
 use crate::support::interrupt::check_interrupt;
@@ -29,7 +30,7 @@ use stratakv::{
     Budget, ByteSize, CreateOptions, DType, Durability, KvLayout, SelectOptions, Sequence, Store, StoreOptions,
     TensorView,
 };
-use workload::{DecodeLayer, DecodeWorkload};
+use workload::DecodeLayer;
 
 /// Tokens of one append.
 const CHUNK: usize = 512;

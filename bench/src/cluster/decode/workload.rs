@@ -15,24 +15,24 @@ use stratakv::retrieval::{Adapter, Calibrator, CodeOptions};
 const SAMPLE_TOKENS: usize = 2048;
 
 /// The keys and queries of one layer.
-pub(super) struct DecodeLayer {
+pub(in crate::cluster) struct DecodeLayer {
     /// `[tokens, kv_heads, dim]`.
-    pub(super) keys: Vec<f32>,
+    pub(in crate::cluster) keys: Vec<f32>,
     /// Recorded queries `[query_heads, dim]`, for profiles and codes.
-    pub(super) profile: Vec<Vec<f32>>,
+    pub(in crate::cluster) profile: Vec<Vec<f32>>,
     /// The query of each step, `[query_heads, dim]`.
-    pub(super) steps: Vec<Vec<f32>>,
+    pub(in crate::cluster) steps: Vec<Vec<f32>>,
 }
 
 /// The layers of a run.
-pub(super) struct DecodeWorkload {
-    pub(super) name: String,
+pub(in crate::cluster) struct DecodeWorkload {
+    pub(in crate::cluster) name: String,
     /// Tokens of each layer: whole groups.
-    pub(super) tokens: usize,
-    pub(super) kv_heads: usize,
-    pub(super) query_heads: usize,
-    pub(super) dim: usize,
-    pub(super) layers: Vec<DecodeLayer>,
+    pub(in crate::cluster) tokens: usize,
+    pub(in crate::cluster) kv_heads: usize,
+    pub(in crate::cluster) query_heads: usize,
+    pub(in crate::cluster) dim: usize,
+    pub(in crate::cluster) layers: Vec<DecodeLayer>,
 }
 
 impl DecodeWorkload {
@@ -40,7 +40,7 @@ impl DecodeWorkload {
     ///
     /// # Errors
     /// The file cannot be read, has no queries or layers of several shapes, or an argument is out of range.
-    pub(super) fn new(args: &ClusterDecodeArgs) -> Result<Self> {
+    pub(in crate::cluster) fn new(args: &ClusterDecodeArgs) -> Result<Self> {
         let workload = if args.file.is_some() { Self::of_file(args)? } else { Self::planted(args)? };
         let (tokens, group) = (workload.tokens, args.group);
         ensure!(tokens > 0, "{}: fewer tokens than the {group} of a group", workload.name);
@@ -88,7 +88,7 @@ impl DecodeWorkload {
     ///
     /// # Errors
     /// The bits are out of range.
-    pub(super) fn codes(&self, name: &str, bits: usize) -> Result<Adapter> {
+    pub(in crate::cluster) fn codes(&self, name: &str, bits: usize) -> Result<Adapter> {
         let row = self.kv_heads * self.dim;
         let mut calibrator = Calibrator::new(&vec![(self.kv_heads, self.dim); self.layers.len()]);
         for (at, layer) in self.layers.iter().enumerate() {
