@@ -1,8 +1,8 @@
 //! Projections and RMS norm.
 //!
-//! A projection is candle's matrix product. Quantised weights are multiplied with few rows as they are
-//! ([`WeightMatrix::multiply`]). Other mapped weights, and quantised ones with many rows, are multiplied in tiles of
-//! outputs:
+//! A projection is candle's matrix product. Quantised weights are multiplied as they are with few rows, and with any
+//! number of rows if the processor has a kernel for them ([`WeightMatrix::multiply`]). Other mapped weights, and other
+//! quantised ones with many rows, are multiplied in tiles of outputs:
 //!
 //! 1. The rows of a tile are converted to f32, 4 MiB at a time.
 //! 2. The tile's product is computed in f32 and copied to its columns of the result.
@@ -27,7 +27,8 @@ use crate::weights::{WeightMatrix, Weights};
 const SMALL_PRODUCT: usize = 16 * 16;
 /// Elements of a tile: 4 MiB as f32.
 const TILE_ELEMENTS: usize = 1 << 20;
-/// Rows from which on quantised weights are converted: the product in f32 then costs less than products in blocks.
+/// Rows from which on quantised weights without a kernel for many rows are converted. The product in f32 then costs
+/// less than products in blocks.
 const CONVERTED_ROWS: usize = 16;
 
 /// `y = x W^T + b`.
@@ -71,11 +72,8 @@ impl Linear {
         let inputs = self.weight.columns();
         ensure!(x.len().is_multiple_of(inputs), "{} elements are not rows of {inputs}", x.len());
         let rows = x.len() / inputs;
-        let mut y = if self.weight.is_quantised() && rows < CONVERTED_ROWS {
-            self.weight.multiply(x, part.clone())?
-        } else {
-            self.tiled(x, rows, &part)?
-        };
+        let multiplied = self.weight.is_multiplied() || self.weight.is_quantised() && rows < CONVERTED_ROWS;
+        let mut y = if multiplied { self.weight.multiply(x, part.clone())? } else { self.tiled(x, rows, &part)? };
         if let Some(bias) = &self.bias {
             for row in y.chunks_exact_mut(part.len()) {
                 row.iter_mut().zip(&bias[part.clone()]).for_each(|(y, b)| *y += b);

@@ -45,15 +45,18 @@ fn geometries() -> Vec<(&'static str, serde_json::Value)> {
     ]
 }
 
-/// Returns the configuration of a geometry.
+/// Returns the configuration of a geometry, with another number of layers if one is given.
 ///
 /// # Errors
-/// Fails if no geometry has the name. The error lists the names.
-pub fn geometry(name: &str) -> Result<ModelConfig> {
-    let known = geometries();
-    let found = known.iter().find(|(known, _)| *known == name);
-    let names = || known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
-    let (_, config) = found.with_context(|| format!("{name:?} is not a geometry; use one of {}", names()))?;
+/// Fails if no geometry has the name. The error lists the names. Fails if there are no layers.
+pub fn geometry(name: &str, layers: Option<u32>) -> Result<ModelConfig> {
+    let mut known = geometries();
+    let names = known.iter().map(|(name, _)| *name).collect::<Vec<_>>().join(", ");
+    let found = known.iter_mut().find(|(known, _)| *known == name);
+    let (_, config) = found.with_context(|| format!("{name:?} is not a geometry; use one of {names}"))?;
+    if let Some(layers) = layers {
+        config["num_hidden_layers"] = json!(layers);
+    }
     ModelConfig::parse(&config.to_string())
 }
 

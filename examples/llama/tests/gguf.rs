@@ -150,7 +150,8 @@ fn quantised_recall_models_answer_the_shipped_prompts() {
 fn a_fingerprint_changes_with_the_weights() {
     let dir = tempfile::tempdir().unwrap();
     let (first, second) = (dir.path().join("a.gguf"), dir.path().join("b.gguf"));
-    let config = geometry("tiny").unwrap();
+    let config = geometry("tiny", Some(2)).unwrap();
+    assert_eq!(config.layers(), 2);
     for (seed, file) in [(1, &first), (2, &second)] {
         let mut source = WeightSource::Random(Box::new(RandomWeights::new(seed)));
         write_gguf(&config, &mut source, GgmlDType::Q4K, file).unwrap();
@@ -158,7 +159,7 @@ fn a_fingerprint_changes_with_the_weights() {
     assert_ne!(fingerprint(&first).unwrap(), fingerprint(&second).unwrap());
     std::fs::copy(&first, &second).unwrap();
     assert_eq!(fingerprint(&first).unwrap(), fingerprint(&second).unwrap());
-    assert!(geometry("huge").unwrap_err().to_string().contains("tiny, qwen2.5-1.5b"));
+    assert!(geometry("huge", None).unwrap_err().to_string().contains("tiny, qwen2.5-1.5b"));
 }
 
 /// A file of one layer, small enough to damage every byte of its header.

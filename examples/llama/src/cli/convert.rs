@@ -24,6 +24,9 @@ pub struct ConvertArgs {
     /// Random weights with this geometry: tiny, qwen2.5-1.5b, llama-3.2-1b, llama-3.2-3b, qwen3-4b or mistral-7b
     #[arg(long, value_name = "NAME", group = "weights")]
     pub random: Option<String>,
+    /// Layers of random weights, instead of those of the geometry
+    #[arg(long, value_name = "N", requires = "random", value_parser = clap::value_parser!(u32).range(1..))]
+    pub layers: Option<u32>,
     /// Seed of random weights
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub seed: u64,

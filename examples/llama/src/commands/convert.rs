@@ -12,7 +12,7 @@ pub(crate) fn convert(args: &ConvertArgs) -> Result<()> {
         (Some(dir), _) => (ModelConfig::load(dir)?, WeightSource::Stored(Weights::load(dir)?)),
         (None, name) => {
             let name = name.as_deref().context("give --model or --random")?;
-            (geometry(name)?, WeightSource::Random(Box::new(RandomWeights::new(args.seed))))
+            (geometry(name, args.layers)?, WeightSource::Random(Box::new(RandomWeights::new(args.seed))))
         }
     };
     let (bytes, fallen) = write_gguf(&config, &mut source, args.kind, &args.out)?;

@@ -10,6 +10,7 @@ use candle_core::{Device, Tensor};
 use rayon::prelude::*;
 
 use super::blocks;
+use super::product::{ResultColumns, StoredRows};
 use super::stored::{StoredTensor, WeightDType};
 
 /// Elements that one task converts.
@@ -73,8 +74,7 @@ impl WeightMatrix {
     /// Fails if the matrix is not quantised, or if `x` has no whole rows.
     pub(crate) fn multiply(&self, x: &[f32], outputs: Range<usize>) -> Result<Vec<f32>> {
         let Source::Mapped(parts) = &self.source else { bail!("the matrix is not quantised") };
-        let rows = x.len() / self.columns;
-        let mut turned = vec![0.0f32; outputs.len() * rows];
+        let mut y = vec![0.0f32; x.len() / self.columns * outputs.len()];
         let mut part_begin = 0;
         for part in parts {
             let WeightDType::Blocks(kind) = part.dtype() else { bail!("a part of the matrix is not quantised") };
@@ -82,19 +82,19 @@ impl WeightMatrix {
             let (from, to) = (outputs.start.max(part_begin), outputs.end.min(part_end));
             if from < to {
                 let bytes = part.slice((from - part_begin) * self.columns, (to - from) * self.columns);
-                let out = &mut turned[(from - outputs.start) * rows..(to - outputs.start) * rows];
-                blocks::multiply(kind, bytes, self.columns, x, out)?;
+                let rows = StoredRows { kind, bytes, columns: self.columns };
+                let first = from - outputs.start;
+                blocks::multiply(rows, x, &mut ResultColumns { y: &mut y, width: outputs.len(), first })?;
             }
             part_begin = part_end;
         }
-        if rows == 1 {
-            return Ok(turned);
-        }
-        let mut y = vec![0.0f32; turned.len()];
-        for (row, y) in y.chunks_exact_mut(outputs.len()).enumerate() {
-            y.iter_mut().zip(turned[row..].iter().step_by(rows)).for_each(|(y, x)| *y = *x);
-        }
         Ok(y)
+    }
+
+    /// Returns whether [`Self::multiply`] costs less than a conversion for any number of rows.
+    pub(crate) fn is_multiplied(&self) -> bool {
+        let fast = |part: &StoredTensor| matches!(part.dtype(), WeightDType::Blocks(kind) if blocks::is_fast(kind));
+        matches!(&self.source, Source::Mapped(parts) if parts.iter().all(fast))
     }
 
     /// Returns consecutive rows in f32, `[rows.len(), columns]`.
