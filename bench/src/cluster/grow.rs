@@ -83,7 +83,8 @@ pub(super) fn run(args: &ClusterGrowArgs) -> Result<()> {
     let from = args.from.map_or(workload.tokens / 4, |tokens| tokens as usize) / group * group;
     let every = (args.every.map_or(workload.tokens / 16, |tokens| tokens as usize) / group * group).max(group);
     ensure!((1..=workload.tokens).contains(&from), "--from {from}: the sequence has {} tokens", workload.tokens);
-    for spec in decode.methods.iter().filter(|spec| spec.sharing().is_some()) {
+    for method in decode.methods.iter().filter(|method| method.has_clusters()) {
+        let spec = &method.spec;
         eprintln!("kvbench: {spec}: {from} to {} tokens by {every} of {}", workload.tokens, workload.name);
         let directory = tempfile::tempdir_in(&decode.common.device)
             .with_context(|| format!("--device {}", decode.common.device.display()))?;
@@ -113,7 +114,7 @@ impl<'a> Growth<'a> {
         let (heads, dim) = (workload.kv_heads as u16, workload.dim as u16);
         let builder = KvLayout::builder().layers(workload.layers.len() as u16).kv_heads(heads).head_dim(dim);
         let layout = builder.group_tokens(args.group).dtype(DType::F16).build()?;
-        let options = StoreOptions::default().memory_limit(ByteSize::mib(4096)).gap_limit(args.gap_limit);
+        let options = StoreOptions::default().memory_limit(ByteSize::mib(4096)).gap_limit(args.gap_limit.0);
         let store = open_store_with(&args.common, None, &directory.join("store"), options)?;
         let sequence = store.create_sequence(&layout, CreateOptions::new())?;
         Ok(Self { workload, args, spec, sequence, store })

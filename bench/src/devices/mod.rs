@@ -9,7 +9,7 @@ mod set;
 mod throttle;
 
 pub(crate) use args::DevicesCommand;
-pub(crate) use limits::{DeviceLimits, ReadLimitArgs};
+pub(crate) use limits::{DeviceLimits, DeviceProfile, ReadLimitArgs};
 pub(crate) use mounts::unavailable;
 pub(crate) use set::{DeviceSet, DeviceSpec};
 pub(crate) use throttle::limits_unavailable;
@@ -40,13 +40,43 @@ pub(crate) fn in_directory(
     if let Some(why) = unavailable().or_else(limits_unavailable) {
         return print_skipped(json, &why);
     }
-    let spec = DeviceSpec { count: 1, bytes: bytes + bytes / 20, limits: DeviceLimits::NONE, slow: None };
+    with_devices(device, (1, bytes), limits, &mut |limited| body(&limited.list[0].path, Some(limited)))
+}
+
+/// Calls `body` with a number of devices below `device` that hold `bytes` bytes each. They have no limits yet. Warns if
+/// the host is slower than `limits`. The caller has checked that devices can be made and limited.
+///
+/// # Errors
+/// There is not enough space, a step fails, or the errors of `body`.
+fn with_devices(
+    device: &Path,
+    (count, bytes): (u32, u64),
+    limits: &DeviceLimits,
+    body: &mut dyn FnMut(&DeviceSet) -> Result<()>,
+) -> Result<()> {
+    let spec = DeviceSpec { count, bytes: bytes + bytes / 20, limits: DeviceLimits::NONE, slow: None };
     let mut limited = DeviceSet::up(device, &spec)?;
     limited.measure_host(spec.bytes, limits)?;
-    let path = limited.list[0].path.clone();
-    let outcome = body(&path, Some(&limited));
+    let outcome = body(&limited);
     let down = limited.down();
     outcome.and(down)
+}
+
+/// Calls `body` with devices as [`in_directory`], also if no limit is ever set. Prints why if they cannot be made here.
+///
+/// # Errors
+/// As [`in_directory`].
+pub(crate) fn on_devices(
+    device: &Path,
+    (count, bytes): (u32, u64),
+    limits: &DeviceLimits,
+    json: bool,
+    body: &mut dyn FnMut(&DeviceSet) -> Result<()>,
+) -> Result<()> {
+    match unavailable().or_else(limits_unavailable) {
+        Some(why) => print_skipped(json, &why),
+        None => with_devices(device, (count, bytes), limits, body),
+    }
 }
 
 /// A device that was made.

@@ -1,11 +1,13 @@
 //! `kvbench cluster decode` measures the reads of decode steps by methods of clusters, from groups and from pages.
 //!
-//! 1. Write a sequence of planted topics, or of the keys of a file of `kvrun profile` (`workload`).
-//! 2. For each method of clusters: attach it, select for every step and budget, store its clusters, and select again.
-//! 3. In each round, read and attend to all steps of the baseline, then from groups, then from pages (`side`). The
-//!    steps of one side follow each other, because a limited device counts the requests of the steps before.
+//! 1. Write a sequence for each group size, of planted topics or of the keys of a file of `kvrun profile` (`workload`).
+//! 2. For each method: attach it and select for every step and budget. If it has clusters, store them and select again.
+//!    Each of these is a side (`side`). Selections keep the pages of sets that later ones replace.
+//! 3. For each device profile and budget, and in each round, every side reads and attends to all steps. The steps of
+//!    one side follow each other, because a limited device counts the requests of the steps before.
 //!
-//! The steps have no pipeline and no cache, so a read is waited for. Requests and bytes depend on the arguments alone.
+//! The steps have no pipeline and no cache, and reads are direct, so every step waits for a cold read. Requests and
+//! bytes depend on the arguments alone, unless `--gap-limit auto` makes them follow the engine's estimate.
 
 mod args;
 mod result;
@@ -15,52 +17,78 @@ mod workload;
 pub(crate) use args::ClusterDecodeArgs;
 pub(super) use workload::DecodeWorkload;
 
-use crate::devices::{DeviceLimits, DeviceSet, in_directory};
+use crate::devices::{DeviceLimits, DeviceSet, on_devices};
+use crate::support::directory::{make_private, work_directory};
 use crate::support::interrupt::check_interrupt;
 use crate::support::report::print;
-use crate::support::store::open_store_with;
+use crate::support::store::{device_sum, open_store_with};
 use anyhow::{Context, Result, ensure};
+use args::{DecodeMethod, DecodePlace, DeviceCondition};
 use result::{ClusterDecodeResult, DecodeTrace, StoreClustersResult};
-use side::DecodeSide;
-use std::path::Path;
+use side::{DecodeSide, SideReads, TurnTimes};
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use stratakv::retrieval::{AdapterFit, HeadAggregation, KeyShape, MethodSpec, Selector, SelectorId, SummarySpec};
 use stratakv::{
-    Budget, ByteSize, CreateOptions, DType, Durability, KvLayout, SelectOptions, Sequence, Store, StoreOptions,
-    TensorView,
+    ByteSize, CreateOptions, DType, Durability, KvLayout, SelectOptions, Sequence, Store, StoreOptions, TensorView,
 };
 use workload::DecodeLayer;
 
 /// Tokens of one append.
 const CHUNK: usize = 512;
+/// The steps that a turn under a limit begins with, in milliseconds: more than the slice that the kernel grants ahead.
+const WARM_MS: u64 = 120;
+/// A step of more milliseconds waited for the next slice. Without that, steps read at the speed of the host.
+const STALL_MS: u64 = 10;
+/// The least milliseconds of a turn under a limit.
+const LIMITED_TURN_MS: u64 = 250;
 
 /// Runs `kvbench cluster decode`.
 pub(super) fn run(args: &ClusterDecodeArgs) -> Result<()> {
     let baseline = args.methods.first().context("--methods: at least the baseline is needed")?;
-    let grouped = args.methods.iter().skip(1).find(|spec| spec.sharing().is_none());
-    ensure!(grouped.is_none(), "--methods {grouped:?}: only methods of clusters can be compared with the baseline");
-    ensure!(baseline.sharing().is_none(), "--methods {baseline}: the first method is the baseline; give tck:64");
+    let (name, has_clusters) = (&baseline.spec, baseline.has_clusters());
+    ensure!(!has_clusters, "--methods {name}: the first method is the baseline, which reads groups; give tck:64");
     let workload = DecodeWorkload::new(args)?;
     let bytes = (workload.tokens * workload.layers.len() * workload.kv_heads * workload.dim * 4) as u64;
-    // Pages may be half empty, and sets of clusters follow each other.
-    let needed = bytes * 8 + (512 << 20);
-    let limits = args.limits.limits();
-    in_directory(&args.common.device, needed, &limits, args.common.json, &mut |directory, limited| {
-        let trace = DecodeTrace::new(&workload, args.group, (limits.read_bps, limits.read_iops));
-        let contest = DecodeContest::new(args, &workload, &trace, directory)?;
-        contest.run(limited.map(|devices| (devices, limits)))
+    // A token of few bytes takes a page of its own in groups of one token.
+    let layers = workload.layers.len() as u64;
+    let group_bytes = |group: &u16| bytes.max(workload.tokens as u64 / u64::from(*group) * layers * 4096) * 2;
+    let sets = args.methods.iter().filter(|own| own.has_clusters()).count() as u64;
+    let needed = args.groups().iter().map(group_bytes).sum::<u64>() + bytes * 4 * sets + (1 << 30);
+    let conditions = args.conditions();
+    let measure = |directories: &[PathBuf], devices: Option<&DeviceSet>| {
+        let trace = DecodeTrace::new(&workload, directories.len());
+        DecodeContest::new(args, &workload, &trace, directories)?.run(&conditions, devices)
+    };
+    if !args.directories.is_empty() {
+        let each = needed / args.directories.len() as u64 + (512 << 20);
+        let made = args.directories.iter().map(|own| work_directory(own, each)).collect::<Result<Vec<_>>>()?;
+        let paths: Vec<PathBuf> = made.iter().map(|own| own.path().to_owned()).collect();
+        return measure(&paths, None);
+    }
+    if args.profiles.is_empty() && args.count == 1 && conditions.iter().all(|own| own.limits == DeviceLimits::NONE) {
+        let made = work_directory(&args.common.device, needed)?;
+        return measure(&[made.path().to_owned()], None);
+    }
+    let each = (args.count, needed / u64::from(args.count) + (512 << 20));
+    let limits = conditions.first().map_or(DeviceLimits::NONE, |own| own.limits);
+    on_devices(&args.common.device, each, &limits, args.common.json, &mut |devices| {
+        let paths: Vec<PathBuf> = devices.list.iter().map(|own| own.path.clone()).collect();
+        measure(&paths, Some(devices))
     })
 }
 
-/// A store with one sequence, and the methods to compare on it.
+/// A store with a sequence per group size, and the sides to compare.
 struct DecodeContest<'a> {
     args: &'a ClusterDecodeArgs,
     workload: &'a DecodeWorkload,
     trace: &'a DecodeTrace,
     /// The attention weights of each selection, step after step and layer after layer.
     weights: Vec<Vec<f32>>,
-    sequence: Sequence,
+    /// By the tokens of a group.
+    sequences: BTreeMap<u16, Sequence>,
     store: Store,
 }
 
@@ -69,45 +97,78 @@ impl<'a> DecodeContest<'a> {
         args: &'a ClusterDecodeArgs,
         workload: &'a DecodeWorkload,
         trace: &'a DecodeTrace,
-        directory: &Path,
+        directories: &[PathBuf],
     ) -> Result<Self> {
-        let (heads, dim) = (workload.kv_heads as u16, workload.dim as u16);
-        let builder = KvLayout::builder().layers(workload.layers.len() as u16).kv_heads(heads).head_dim(dim);
-        let layout = builder.group_tokens(args.group).dtype(DType::F16).build()?;
-        let options = StoreOptions::default().memory_limit(ByteSize::mib(4096)).gap_limit(args.gap_limit);
-        let store = open_store_with(&args.common, None, &directory.join("store"), options)?;
-        let mut sequence = store.create_sequence(&layout, CreateOptions::new())?;
-        let row = workload.kv_heads * workload.dim;
-        for first in (0..workload.tokens).step_by(CHUNK) {
-            let tokens = CHUNK.min(workload.tokens - first);
-            for (at, layer) in workload.layers.iter().enumerate() {
-                check_interrupt()?;
-                let rows = &layer.keys[first * row..(first + tokens) * row];
-                let view = TensorView::token_major(rows, tokens, workload.kv_heads, workload.dim);
-                sequence.append(at, view, view)?;
-            }
-        }
-        sequence.commit(Durability::Sync)?;
+        let store = open(args, directories)?;
+        let group = |group: u16| Ok((group, sequence(&store, workload, group)?));
+        let sequences = args.groups().into_iter().map(group).collect::<Result<_>>()?;
         let steps = 0..workload.layers[0].steps.len();
         let each = steps.flat_map(|step| workload.layers.iter().map(move |layer| (step, layer)));
         let weights = each.map(|(step, layer)| workload.weights(layer, step)).collect();
-        Ok(Self { args, workload, trace, weights, sequence, store })
+        Ok(Self { args, workload, trace, weights, sequences, store })
     }
 
-    fn run(mut self, limited: Option<(&DeviceSet, DeviceLimits)>) -> Result<()> {
-        let [baseline, methods @ ..] = &self.args.methods[..] else { return Ok(()) };
-        let adapters = self.args.methods.iter().map(|spec| self.selector(spec)).collect::<Result<Vec<_>>>()?;
-        let (id, _) = self.attach(&adapters[0])?;
-        for (spec, selector) in methods.iter().zip(&adapters[1..]) {
-            eprintln!("kvbench: {spec} on {} tokens of {}", self.workload.tokens, self.workload.name);
-            if let Some((devices, _)) = limited {
-                devices.limit(0, &DeviceLimits::NONE)?;
-            }
-            self.method((baseline, id), (spec, selector), limited)?;
+    fn run(mut self, conditions: &[DeviceCondition], devices: Option<&DeviceSet>) -> Result<()> {
+        let mut sides = Vec::new();
+        for method in &self.args.methods {
+            eprintln!("kvbench: {} on {} tokens of {}", method.spec, self.workload.tokens, self.workload.name);
+            self.method(method, &mut sides)?;
         }
-        let Self { sequence, store, .. } = self;
-        drop(sequence);
+        if !self.args.common.json {
+            println!("{}", ClusterDecodeResult::header());
+        }
+        for condition in conditions {
+            for index in 0..devices.map_or(0, |devices| devices.list.len()) {
+                devices.map_or(Ok(()), |devices| devices.limit(index, &condition.limits))?;
+            }
+            for budget in 0..self.args.budgets.len() {
+                let own: Vec<&DecodeSide> = sides.iter().filter(|side| side.budget == budget).collect();
+                self.compare(&own, condition)?;
+            }
+        }
+        for index in 0..devices.map_or(0, |devices| devices.list.len()) {
+            devices.map_or(Ok(()), |devices| devices.limit(index, &DeviceLimits::NONE))?;
+        }
+        let rebuilt = device_sum(&self.store, |device| device.counters.rebuilt_pages);
+        ensure!(rebuilt == 0, "{rebuilt} pages failed and were read from groups, so the figures are wrong");
+        let Self { sequences, store, .. } = self;
+        drop((sides, sequences));
         Ok(store.close()?)
+    }
+
+    /// Appends the sides of one method: from groups, and from pages if it has clusters.
+    fn method(&mut self, method: &DecodeMethod, sides: &mut Vec<DecodeSide>) -> Result<()> {
+        let (args, workload, group) = (self.args, self.workload, self.args.group_of(method));
+        let selector = self.selector(&method.spec)?;
+        let sequence = self.sequences.get_mut(&group).context("a sequence for each group size")?;
+        let form = method.spec.aggregation().unwrap_or(HeadAggregation::Softmax);
+        let select = |sequence: &Sequence, id: SelectorId, place: DecodePlace, sides: &mut Vec<DecodeSide>| {
+            for (nth, own) in args.budgets.iter().enumerate() {
+                let named = (method.spec.to_string(), group, place);
+                let options = SelectOptions::new(own.budget).aggregation(form);
+                sides.push(DecodeSide::select(sequence, workload, named, (id, nth, options))?);
+            }
+            anyhow::Ok(())
+        };
+        let (id, attach_s) = attach(sequence, workload, group, &selector)?;
+        if !method.has_clusters() || args.places.contains(&DecodePlace::Groups) {
+            sequence.drop_stored_clusters()?;
+            select(sequence, id, DecodePlace::Groups, sides)?;
+        }
+        let stores = method.has_clusters() && args.places.contains(&DecodePlace::Pages);
+        let stored = if stores { Some(sequence.store_clusters(id)?) } else { None };
+        if stores {
+            select(sequence, id, DecodePlace::Pages, sides)?;
+        }
+        sequence.detach(id)?;
+        if let Some(stored) = stored {
+            let (id, reattach_s) = attach(sequence, workload, group, &selector)?;
+            sequence.detach(id)?;
+            let times = [attach_s, reattach_s];
+            let result = StoreClustersResult::new(method.spec.to_string(), &stored, times, workload, self.trace);
+            print(args.common.json, &format!("store clusters {}", method.spec), &result)?;
+        }
+        Ok(())
     }
 
     /// Returns the selector of a method, with an adapter that is fitted to the layers.
@@ -120,83 +181,26 @@ impl<'a> DecodeContest<'a> {
         Ok(spec.selector(adapter)?)
     }
 
-    /// Attaches a method, with the recorded queries if it needs them. Returns the seconds that this takes.
-    fn attach(&mut self, selector: &Arc<dyn Selector>) -> Result<(SelectorId, f64)> {
-        let start = Instant::now();
-        let id = self.sequence.attach(Arc::clone(selector))?;
-        let DecodeWorkload { kv_heads, dim, layers, .. } = self.workload;
-        let group_tokens = usize::from(self.args.group);
-        let shape = KeyShape { kv_heads: *kv_heads, key_dim: *dim, group_tokens, dtype: DType::F16 };
-        let summaries = selector.summaries();
-        let takes = |kind: &Arc<dyn SummarySpec>| Ok(kind.layer(0, shape)?.profile_bytes(1).is_some());
-        let needs = summaries.iter().map(takes).collect::<Result<Vec<bool>>>()?.contains(&true);
-        for (at, layer) in layers.iter().enumerate().filter(|_| needs) {
-            let DecodeLayer { profile, .. } = layer;
-            let queries: Vec<&[f32]> = profile.iter().map(Vec::as_slice).collect();
-            self.sequence.profile(id, at, &queries, None)?;
-        }
-        Ok((id, start.elapsed().as_secs_f64()))
-    }
-
-    /// Measures one method beside the baseline, from groups and from pages.
-    fn method(
-        &mut self,
-        (baseline, baseline_id): (&MethodSpec, SelectorId),
-        (spec, selector): (&MethodSpec, &Arc<dyn Selector>),
-        limited: Option<(&DeviceSet, DeviceLimits)>,
-    ) -> Result<()> {
-        let budgets = &self.args.budgets;
-        let (id, attach_s) = self.attach(selector)?;
-        let select = |sequence: &Sequence, (spec, id): (&MethodSpec, SelectorId)| -> Result<Vec<DecodeSide>> {
-            let form = spec.aggregation().unwrap_or(HeadAggregation::Softmax);
-            let options = |budget: Budget| SelectOptions::new(budget).aggregation(form);
-            budgets.iter().map(|own| DecodeSide::select(sequence, self.workload, id, options(own.budget))).collect()
-        };
-        let first = select(&self.sequence, (baseline, baseline_id))?;
-        let from_groups = select(&self.sequence, (spec, id))?;
-        let stored = self.sequence.store_clusters(id)?;
-        let from_pages = select(&self.sequence, (spec, id))?;
-        self.sequence.detach(id)?;
-        let (id, reattach_s) = self.attach(selector)?;
-        self.sequence.detach(id)?;
-        let times = [attach_s, reattach_s];
-        let result = StoreClustersResult::new(spec.to_string(), &stored, times, self.workload, self.trace);
-        print(self.args.common.json, &format!("store clusters {spec}"), &result)?;
-        if let Some((devices, limits)) = limited {
-            devices.limit(0, &limits)?;
-        }
-        if !self.args.common.json {
-            println!("{}", ClusterDecodeResult::header());
-        }
-        for (nth, sides) in first.into_iter().zip(from_groups).zip(from_pages).enumerate() {
-            let ((first, groups), pages) = sides;
-            self.compare((baseline, spec), nth, [first, groups, pages])?;
-        }
-        Ok(())
-    }
-
-    /// Reads and attends to the steps of all sides, and prints a result for each.
-    fn compare(
-        &self,
-        (baseline, spec): (&MethodSpec, &MethodSpec),
-        budget: usize,
-        mut sides: [DecodeSide; 3],
-    ) -> Result<()> {
+    /// Reads and attends to the steps of all sides in each round, and prints a result for each side.
+    fn compare(&self, sides: &[&DecodeSide], condition: &DeviceCondition) -> Result<()> {
+        let is_limited = condition.limits != DeviceLimits::NONE || !self.args.directories.is_empty();
+        let least = self.args.turn_ms.map_or(if is_limited { LIMITED_TURN_MS } else { 0 }, u64::from);
+        let [warm, stall] = if is_limited { [WARM_MS, STALL_MS] } else { [0, 0] };
+        let [warm, least, stall] = [warm, least, stall].map(Duration::from_millis);
+        let times = TurnTimes { warm, least, stall };
         let mut out = vec![0.0; self.workload.query_heads * self.workload.dim];
+        let mut reads: Vec<SideReads> = sides.iter().map(|_| SideReads::default()).collect();
         for round in 0..self.args.common.rounds as usize {
             for turn in 0..sides.len() {
                 let side = (turn + round) % sides.len();
-                for step in 0..self.workload.layers[0].steps.len() {
-                    check_interrupt()?;
-                    sides[side].step(&self.store, self.workload, step, &mut out)?;
-                }
+                sides[side].turn((&self.store, self.workload), times, &mut out, &mut reads[side])?;
             }
         }
-        let figures = sides.each_ref().map(|side| side.figures(self.workload, &self.weights));
-        let names = [(baseline, "groups"), (spec, "groups"), (spec, "pages")];
-        for ((method, place), own) in names.into_iter().zip(figures) {
-            let named = (method.to_string(), place, &self.args.budgets[budget].text[..]);
-            let result = ClusterDecodeResult::new(named, own, &figures[0], self.trace);
+        let figures = |(side, reads): (&&DecodeSide, &SideReads)| side.figures(self.workload, &self.weights, reads);
+        let figures: Vec<_> = sides.iter().zip(&reads).map(figures).collect();
+        for (side, own) in sides.iter().zip(&figures) {
+            let named = (*side, &self.args.budgets[side.budget].text[..]);
+            let result = ClusterDecodeResult::new(named, (*own, &figures[0]), condition, self.trace);
             match self.args.common.json {
                 true => print(true, "", &result)?,
                 false => println!("{}", result.line()),
@@ -204,4 +208,58 @@ impl<'a> DecodeContest<'a> {
         }
         Ok(())
     }
+}
+
+/// Opens the store, with a directory on each device.
+fn open(args: &ClusterDecodeArgs, directories: &[PathBuf]) -> Result<Store> {
+    let options = StoreOptions::default().memory_limit(ByteSize::mib(4096)).gap_limit(args.gap_limit.0);
+    let [first, others @ ..] = directories else { anyhow::bail!("no directory for the store") };
+    let own = |directory: &Path| directory.join("store");
+    let options = others.iter().try_fold(options, |options, directory| {
+        make_private(&own(directory))?;
+        anyhow::Ok(options.device(own(directory)))
+    })?;
+    open_store_with(&args.common, None, &own(first), options)
+}
+
+/// Writes the layers as a sequence in groups of `group` tokens.
+fn sequence(store: &Store, workload: &DecodeWorkload, group: u16) -> Result<Sequence> {
+    let (heads, dim) = (workload.kv_heads as u16, workload.dim as u16);
+    let builder = KvLayout::builder().layers(workload.layers.len() as u16).kv_heads(heads).head_dim(dim);
+    let layout = builder.group_tokens(group).dtype(DType::F16).build()?;
+    let mut sequence = store.create_sequence(&layout, CreateOptions::new())?;
+    let row = workload.kv_heads * workload.dim;
+    for first in (0..workload.tokens).step_by(CHUNK) {
+        let tokens = CHUNK.min(workload.tokens - first);
+        for (at, layer) in workload.layers.iter().enumerate() {
+            check_interrupt()?;
+            let rows = &layer.keys[first * row..(first + tokens) * row];
+            let view = TensorView::token_major(rows, tokens, workload.kv_heads, workload.dim);
+            sequence.append(at, view, view)?;
+        }
+    }
+    sequence.commit(Durability::Sync)?;
+    Ok(sequence)
+}
+
+/// Attaches a method, with the recorded queries if it needs them. Returns the seconds that this takes.
+fn attach(
+    sequence: &mut Sequence,
+    workload: &DecodeWorkload,
+    group: u16,
+    selector: &Arc<dyn Selector>,
+) -> Result<(SelectorId, f64)> {
+    let start = Instant::now();
+    let id = sequence.attach(Arc::clone(selector))?;
+    let DecodeWorkload { kv_heads, dim, layers, .. } = workload;
+    let shape = KeyShape { kv_heads: *kv_heads, key_dim: *dim, group_tokens: usize::from(group), dtype: DType::F16 };
+    let summaries = selector.summaries();
+    let takes = |kind: &Arc<dyn SummarySpec>| Ok(kind.layer(0, shape)?.profile_bytes(1).is_some());
+    let needs = summaries.iter().map(takes).collect::<Result<Vec<bool>>>()?.contains(&true);
+    for (at, layer) in layers.iter().enumerate().filter(|_| needs) {
+        let DecodeLayer { profile, .. } = layer;
+        let queries: Vec<&[f32]> = profile.iter().map(Vec::as_slice).collect();
+        sequence.profile(id, at, &queries, None)?;
+    }
+    Ok((id, start.elapsed().as_secs_f64()))
 }

@@ -1,7 +1,9 @@
 //! Results of `kvbench cluster decode`.
 
-use crate::cluster::decode::side::SideFigures;
+use crate::cluster::decode::args::{DecodePlace, DeviceCondition};
+use crate::cluster::decode::side::{DecodeSide, SideFigures};
 use crate::cluster::decode::workload::DecodeWorkload;
+use crate::devices::DeviceLimits;
 use crate::support::report::{ratio, rounded};
 use serde::Serialize;
 use stratakv::sequence::StoredClusters;
@@ -14,26 +16,18 @@ pub(super) struct DecodeTrace {
     layers: usize,
     kv_heads: usize,
     head_dim: usize,
-    group: u16,
-    read_bps: Option<u64>,
-    read_iops: Option<u64>,
+    devices: usize,
 }
 
 impl DecodeTrace {
-    pub(super) fn new(
-        workload: &DecodeWorkload,
-        group: u16,
-        (read_bps, read_iops): (Option<u64>, Option<u64>),
-    ) -> Self {
+    pub(super) fn new(workload: &DecodeWorkload, devices: usize) -> Self {
         Self {
             trace: workload.name.clone(),
             tokens: workload.tokens,
             layers: workload.layers.len(),
             kv_heads: workload.kv_heads,
             head_dim: workload.dim,
-            group,
-            read_bps,
-            read_iops,
+            devices,
         }
     }
 }
@@ -96,14 +90,19 @@ impl<'a> StoreClustersResult<'a> {
     }
 }
 
-/// The reads of one method at one budget, from one place.
+/// The reads of one method at one budget, from one place and on one device.
 #[derive(Debug, Serialize)]
 pub(super) struct ClusterDecodeResult<'a> {
-    pub(super) method: String,
-    pub(super) place: &'static str,
-    pub(super) budget: &'a str,
+    method: &'a str,
+    group: u16,
+    place: &'static str,
+    budget: &'a str,
+    /// The profile of the device; `plain` without limits, `limited` by single limits, `given` by `--directories`.
+    device: &'a str,
     #[serde(flatten)]
-    pub(super) figures: SideFigures,
+    limits: DeviceLimits,
+    #[serde(flatten)]
+    figures: SideFigures,
     ratio_requests: Option<f64>,
     ratio_bytes: Option<f64>,
     ratio_step: Option<f64>,
@@ -114,15 +113,21 @@ pub(super) struct ClusterDecodeResult<'a> {
 impl<'a> ClusterDecodeResult<'a> {
     /// Returns the result, with its ratios to the baseline.
     pub(super) fn new(
-        (method, place, budget): (String, &'static str, &'a str),
-        figures: SideFigures,
-        baseline: &SideFigures,
+        (side, budget): (&'a DecodeSide, &'a str),
+        (figures, baseline): (SideFigures, &SideFigures),
+        condition: &'a DeviceCondition,
         trace: &'a DecodeTrace,
     ) -> Self {
         Self {
-            method,
-            place,
+            method: &side.method,
+            group: side.group,
+            place: match side.place {
+                DecodePlace::Groups => "groups",
+                DecodePlace::Pages => "pages",
+            },
             budget,
+            device: &condition.name,
+            limits: condition.limits,
             figures,
             ratio_requests: ratio(figures.requests, baseline.requests),
             ratio_bytes: ratio(figures.bytes, baseline.bytes),
@@ -133,10 +138,10 @@ impl<'a> ClusterDecodeResult<'a> {
 
     /// Returns the header of the table of results.
     pub(super) fn header() -> String {
-        let names = ["method", "place", "budget", "weight", "requests", "KiB", "select us", "read us", "step us"];
-        let [method, place, budget, numbers @ ..] = names;
-        let mut line = format!("{method:<20} {place:<7} {budget:>7}");
-        for name in numbers.into_iter().chain(["requests x", "bytes x", "step x"]) {
+        let [place, budget, device, method] = ["place", "budget", "device", "method"];
+        let mut line = format!("{method:<20} {place:<7} {budget:>7} {device:<7}");
+        let names = ["weight", "requests", "KiB", "useful", "select us", "read us", "step us", "cpu us", "token/s"];
+        for name in names.into_iter().chain(["requests x", "bytes x", "step x"]) {
             line.push_str(&format!(" {name:>10}"));
         }
         line
@@ -145,11 +150,12 @@ impl<'a> ClusterDecodeResult<'a> {
     /// Returns its line of the table.
     pub(super) fn line(&self) -> String {
         let own = &self.figures;
-        let mut line = format!("{:<20} {:<7} {:>7}", self.method, self.place, self.budget);
+        let method = format!("{}@{}", self.method, self.group);
+        let mut line = format!("{method:<20} {:<7} {:>7} {:<7}", self.place, self.budget, self.device);
         let ratios = [self.ratio_requests, self.ratio_bytes, self.ratio_step].map(Option::unwrap_or_default);
-        let figures =
-            [own.weight_kept, own.requests, own.bytes / 1024.0, own.select_us, own.read_us, own.step_us].map(rounded);
-        for figure in figures.into_iter().chain(ratios) {
+        let kib = rounded(own.bytes / 1024.0);
+        let times = [own.select_us, own.read_us, own.step_us, own.cpu_us, own.tokens_per_s];
+        for figure in [own.weight_kept, own.requests, kib, own.useful].into_iter().chain(times).chain(ratios) {
             line.push_str(&format!(" {figure:>10}"));
         }
         line

@@ -1,26 +1,64 @@
 //! One side of a comparison: the selections of all steps by one method, read from groups or from pages.
 
+use crate::cluster::decode::args::DecodePlace;
 use crate::cluster::decode::workload::DecodeWorkload;
 use crate::support::interrupt::check_interrupt;
-use crate::support::report::{median, rounded};
+use crate::support::measure::cpu_seconds;
+use crate::support::report::{median, percentile, rounded};
 use anyhow::Result;
 use serde::Serialize;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use stratakv::retrieval::SelectorId;
 use stratakv::{SelectOptions, SelectRequest, Selection, Sequence, Store, attend};
 
-/// The selections of all steps, and the times of their reads.
+/// The longest wait for a step that stalls: two slices of the kernel's limit.
+const STALL_WAIT: Duration = Duration::from_millis(200);
+
+/// The selections of all steps by one method at one budget.
 pub(super) struct DecodeSide {
+    pub(super) method: String,
+    /// Tokens of a group.
+    pub(super) group: u16,
+    pub(super) place: DecodePlace,
+    /// The index of the budget.
+    pub(super) budget: usize,
     /// Step after step, layer after layer.
     selections: Vec<Selection>,
     /// The time of selecting in all layers, by step.
     select_us: Vec<f64>,
-    /// The time until all blocks of all layers were in memory and checked, by step and round.
+}
+
+/// The times and counts of the reads of one side.
+#[derive(Default)]
+pub(super) struct SideReads {
+    /// The time until all blocks of all layers were in memory and checked, as a mean over the steps of a turn.
     read_us: Vec<f64>,
-    /// The time of reading and attending in all layers, by step and round.
+    /// The time of reading and attending in all layers, as a mean over the steps of a turn.
     attended_us: Vec<f64>,
+    /// The time of reading and attending in all layers, of each step.
+    each_us: Vec<f64>,
+    cpu_s: f64,
     requests: usize,
     bytes: u64,
+}
+
+/// How long a side reads at a time.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TurnTimes {
+    /// The time of steps that are not measured.
+    pub(super) warm: Duration,
+    /// The least time of measured steps. Every step is measured at least once.
+    pub(super) least: Duration,
+    /// The time of a step that waited for the kernel to grant more. Both parts of a turn end behind such a step, so
+    /// that a turn has whole slices of the limit. Zero without a limit.
+    pub(super) stall: Duration,
+}
+
+/// Returns whether a part of a turn that began at `start` is over. `stalled` tells whether its last step stalled. A
+/// device that is faster than its limit never stalls, so the wait for a stall ends.
+fn is_over(start: Instant, least: Duration, stall: Duration, stalled: bool) -> bool {
+    let passed = start.elapsed();
+    passed >= least && (stall.is_zero() || stalled || passed >= least + STALL_WAIT)
 }
 
 /// Figures of one side, each per step and layer.
@@ -32,24 +70,37 @@ pub(super) struct SideFigures {
     pub(super) weight_kept: f64,
     pub(super) requests: f64,
     pub(super) bytes: f64,
+    /// Bytes of attended keys and values over bytes read.
+    pub(super) useful: f64,
     /// Pages of stored clusters.
     pub(super) pages: f64,
     pub(super) select_us: f64,
     pub(super) read_us: f64,
     /// Selecting, reading and attending.
     pub(super) step_us: f64,
+    /// Median and 99th percentile of reading and attending in single steps.
+    pub(super) each_p50_us: f64,
+    pub(super) each_p99_us: f64,
+    /// CPU time of reading and attending, of all threads.
+    pub(super) cpu_us: f64,
+    /// Bytes read per second of reading, in MB.
+    pub(super) read_mb_s: f64,
+    /// Bytes of attended keys and values per second of reading, in MB.
+    pub(super) useful_mb_s: f64,
+    /// Steps of all layers per second.
+    pub(super) tokens_per_s: f64,
 }
 
 impl DecodeSide {
-    /// Selects in every layer of every step.
+    /// Selects in every layer of every step. `named` is the method with the tokens of its groups, and the place.
     ///
     /// # Errors
     /// A selection fails.
     pub(super) fn select(
         sequence: &Sequence,
         workload: &DecodeWorkload,
-        id: SelectorId,
-        options: SelectOptions,
+        (method, group, place): (String, u16, DecodePlace),
+        (id, budget, options): (SelectorId, usize, SelectOptions),
     ) -> Result<Self> {
         let steps = workload.layers[0].steps.len();
         let (mut selections, mut select_us) = (Vec::new(), Vec::new());
@@ -62,54 +113,96 @@ impl DecodeSide {
             }
             select_us.push(start.elapsed().as_secs_f64() * 1e6);
         }
-        let (read_us, attended_us) = (Vec::new(), Vec::new());
-        Ok(Self { selections, select_us, read_us, attended_us, requests: 0, bytes: 0 })
+        Ok(Self { method, group, place, budget, selections, select_us })
     }
 
-    /// Reads and attends to one step, layer after layer.
+    /// Reads and attends to the steps, one after the other and from the first one again, for the times of a turn.
     ///
     /// # Errors
-    /// A read fails.
-    pub(super) fn step(
-        &mut self,
+    /// A read fails, or the run was interrupted.
+    pub(super) fn turn(
+        &self,
+        (store, workload): (&Store, &DecodeWorkload),
+        times: TurnTimes,
+        out: &mut [f32],
+        reads: &mut SideReads,
+    ) -> Result<()> {
+        let steps = workload.layers[0].steps.len();
+        let (mut step, warm) = (0, Instant::now());
+        let mut stalled = false;
+        while !is_over(warm, times.warm, times.stall, stalled) {
+            let begun = Instant::now();
+            self.step(store, workload, step % steps, out, &mut SideReads::default())?;
+            stalled = begun.elapsed() >= times.stall;
+            step += 1;
+        }
+        let (start, cpu, mut measured, mut read_us) = (Instant::now(), cpu_seconds(), 0, 0.0);
+        while measured < steps || !is_over(start, times.least, times.stall, stalled) {
+            check_interrupt()?;
+            let begun = Instant::now();
+            read_us += self.step(store, workload, (step + measured) % steps, out, reads)?;
+            stalled = begun.elapsed() >= times.stall;
+            reads.each_us.push(begun.elapsed().as_secs_f64() * 1e6);
+            measured += 1;
+        }
+        reads.attended_us.push(start.elapsed().as_secs_f64() * 1e6 / measured as f64);
+        reads.read_us.push(read_us / measured as f64);
+        reads.cpu_s += cpu_seconds() - cpu;
+        Ok(())
+    }
+
+    /// Reads and attends to one step, layer after layer. Returns the microseconds of the reads.
+    fn step(
+        &self,
         store: &Store,
         workload: &DecodeWorkload,
         step: usize,
         out: &mut [f32],
-    ) -> Result<()> {
+        reads: &mut SideReads,
+    ) -> Result<f64> {
+        let mut read_us = 0.0;
         let layers = workload.layers.len();
-        let (start, mut read_us) = (Instant::now(), 0.0);
         for (layer, selection) in workload.layers.iter().zip(&self.selections[step * layers..]) {
             let begun = Instant::now();
             let ticket = store.read(&[selection]).submit()?;
-            self.requests += ticket.requests();
-            self.bytes += ticket.device_bytes();
+            reads.requests += ticket.requests();
+            reads.bytes += ticket.device_bytes();
             let batch = ticket.wait()?;
             read_us += begun.elapsed().as_secs_f64() * 1e6;
             attend(&layer.steps[step], selection, batch.get(0)?, out)?;
         }
-        self.attended_us.push(start.elapsed().as_secs_f64() * 1e6);
-        self.read_us.push(read_us);
-        Ok(())
+        Ok(read_us)
     }
 
-    /// Returns the figures of all steps so far. `weights` are those of each selection, `[query_heads, tokens]`.
-    pub(super) fn figures(&self, workload: &DecodeWorkload, weights: &[Vec<f32>]) -> SideFigures {
+    /// Returns the figures of reads. `weights` are those of each selection, `[query_heads, tokens]`.
+    pub(super) fn figures(&self, workload: &DecodeWorkload, weights: &[Vec<f32>], reads: &SideReads) -> SideFigures {
         let layers = workload.layers.len() as f64;
-        let reads = (self.read_us.len() as f64 * layers).max(1.0);
-        let count = self.selections.len().max(1) as f64;
-        let sum = |of: &dyn Fn(&Selection) -> usize| self.selections.iter().map(of).sum::<usize>() as f64 / count;
+        let count = (reads.each_us.len() as f64 * layers).max(1.0);
+        let selections = self.selections.len().max(1) as f64;
+        let mean = |of: &dyn Fn(&Selection) -> usize| self.selections.iter().map(of).sum::<usize>() as f64 / selections;
         let kept: f64 = self.selections.iter().zip(weights).map(|(own, weights)| kept(workload, own, weights)).sum();
-        let (select, attended) = (median(&self.select_us), median(&self.attended_us));
+        let (select, attended) = (median(&self.select_us) / layers, median(&reads.attended_us) / layers);
+        let (bytes, read_us) = (reads.bytes as f64 / count, median(&reads.read_us) / layers);
+        // Keys and values in f16.
+        let useful = mean(&|own| (0..workload.kv_heads).map(|head| own.entries(head).count()).sum());
+        let useful = useful * (workload.dim * 4) as f64;
+        let per_us = |bytes: f64| if read_us > 0.0 { rounded(bytes / read_us) } else { 0.0 };
         SideFigures {
-            entries: rounded(sum(&|own| own.tokens())),
-            weight_kept: rounded(kept / count),
-            requests: rounded(self.requests as f64 / reads),
-            bytes: rounded(self.bytes as f64 / reads),
-            pages: rounded(sum(&|own| own.stored_pages())),
-            select_us: rounded(select / layers),
-            read_us: rounded(median(&self.read_us) / layers),
-            step_us: rounded((select + attended) / layers),
+            entries: rounded(mean(&|own| own.tokens())),
+            weight_kept: rounded(kept / selections),
+            requests: rounded(reads.requests as f64 / count),
+            bytes: rounded(bytes),
+            useful: rounded(useful / bytes.max(1.0)),
+            pages: rounded(mean(&|own| own.stored_pages())),
+            select_us: rounded(select),
+            read_us: rounded(read_us),
+            step_us: rounded(select + attended),
+            each_p50_us: rounded(median(&reads.each_us) / layers),
+            each_p99_us: rounded(percentile(&reads.each_us, 0.99) / layers),
+            cpu_us: rounded(reads.cpu_s * 1e6 / count),
+            read_mb_s: per_us(bytes),
+            useful_mb_s: per_us(useful),
+            tokens_per_s: rounded(1e6 / ((select + attended) * layers).max(1e-3)),
         }
     }
 }

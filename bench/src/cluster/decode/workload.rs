@@ -8,6 +8,7 @@ use crate::cluster::decode::args::ClusterDecodeArgs;
 use crate::cluster::profile_file;
 use crate::support::interrupt::check_interrupt;
 use anyhow::{Result, ensure};
+use std::collections::BTreeSet;
 use stratakv::retrieval::clusters::PlantedTopics;
 use stratakv::retrieval::{Adapter, Calibrator, CodeOptions};
 
@@ -42,8 +43,7 @@ impl DecodeWorkload {
     /// The file cannot be read, has no queries or layers of several shapes, or an argument is out of range.
     pub(in crate::cluster) fn new(args: &ClusterDecodeArgs) -> Result<Self> {
         let workload = if args.file.is_some() { Self::of_file(args)? } else { Self::planted(args)? };
-        let (tokens, group) = (workload.tokens, args.group);
-        ensure!(tokens > 0, "{}: fewer tokens than the {group} of a group", workload.name);
+        ensure!(workload.tokens > 0, "{}: fewer tokens than those of a group", workload.name);
         Ok(workload)
     }
 
@@ -53,7 +53,7 @@ impl DecodeWorkload {
         let (heads, dim, entries) = (traces[0].heads.len(), traces[0].dim, traces[0].entries);
         let is_like = |shape: (usize, usize)| shape == (heads, dim);
         ensure!(traces.iter().all(|own| is_like((own.heads.len(), own.dim))), "layers of several shapes");
-        let tokens = entries / usize::from(args.group) * usize::from(args.group);
+        let tokens = whole_groups(entries, &args.groups());
         let mut layers = Vec::new();
         for (trace, queries) in traces.iter().zip(queries) {
             let (all, steps) = (queries.len(), args.steps as usize);
@@ -71,7 +71,7 @@ impl DecodeWorkload {
     }
 
     fn planted(args: &ClusterDecodeArgs) -> Result<Self> {
-        let tokens = args.entries as usize / usize::from(args.group) * usize::from(args.group);
+        let tokens = whole_groups(args.entries as usize, &args.groups());
         let (kv_heads, dim) = (usize::from(args.kv_heads), usize::from(args.head_dim));
         let mut layers = Vec::new();
         for layer in 0..args.layers {
@@ -117,6 +117,12 @@ impl DecodeWorkload {
         }
         weights
     }
+}
+
+/// Returns the most tokens up to `tokens` that are whole groups of every size.
+fn whole_groups(tokens: usize, groups: &BTreeSet<u16>) -> usize {
+    let is_whole = |tokens: &usize| groups.iter().all(|group| tokens.is_multiple_of(usize::from(*group)));
+    (0..=tokens).rev().find(is_whole).unwrap_or(0)
 }
 
 /// Returns a planted layer: its keys in an order of tokens in which topics come in runs, and its queries.
@@ -167,6 +173,13 @@ fn order_in_runs(topics: &[Vec<u32>], entries: usize, run: usize, random: &mut f
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn tokens_are_whole_groups_of_every_size() {
+        let whole = |tokens: usize, groups: &[u16]| whole_groups(tokens, &groups.iter().copied().collect());
+        assert_eq!((whole(4091, &[8]), whole(4091, &[1, 8, 16]), whole(7, &[8])), (4088, 4080, 0));
+        assert_eq!(whole(40, &[3, 4]), 36);
+    }
 
     #[test]
     fn an_order_in_runs_has_each_entry_once_and_topics_together() {
