@@ -8,8 +8,8 @@
 //!    are looked for in two other kept pages at most, and otherwise share a new page with loose members of the
 //!    neighbours.
 //! 3. A cluster in more than [`RUNS_MAX`] runs is written once more, in one run.
-//! 4. A page goes if a third of its entries serve no cluster, and a frame goes if half of its pages serve none. The
-//!    clusters that these pages served are planned again.
+//! 4. A page goes if less than a third of its entries serve a cluster, and a frame goes if less than half of its pages
+//!    serve one. The clusters that these pages served are planned again.
 //!
 //! Invariants:
 //! - Each member of a cluster is in a kept page or in a page that is written.
@@ -197,7 +197,7 @@ impl<'a> ListPlan<'a> {
     fn drop_pages(&mut self, frame_goes: &dyn Fn(FrameId) -> bool) -> usize {
         let mut dropped = 0;
         for (at, page) in self.pages.iter().enumerate().filter(|(at, _)| self.serving[*at] > 0) {
-            if frame_goes(page.place.frame) || self.serving[at] * 3 < page.place.valid * 2 {
+            if frame_goes(page.place.frame) || self.serving[at] * 3 < page.place.valid {
                 self.allowed[at] = false;
                 dropped += 1;
             }
