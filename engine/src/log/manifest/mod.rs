@@ -260,7 +260,29 @@ impl ManifestLog {
 
     /// Takes a file for each copy, of `wanted` bytes or at least `least`. Returns them, the bytes of the shortest in
     /// whole pages, and the bytes of all.
+    ///
+    /// The first copies may take the space of the last one on a full device. Then all files get `least` bytes, and spare
+    /// files that are larger are removed before.
     fn take_files(
+        devices: &Devices,
+        generation: u64,
+        copies: &[(DeviceIndex, u8)],
+        (wanted, least): (u64, u64),
+    ) -> Result<(Vec<CopyFile>, u64, u64)> {
+        match Self::take_files_of(devices, generation, copies, (wanted, least)) {
+            Err(e) if e.kind() == ErrorKind::NoSpace && least < wanted => {}
+            taken => return taken,
+        }
+        for (device, copy) in copies {
+            let (directory, name) = (&*devices.get(*device)?.directory, m::file_name(generation, *copy));
+            if kept_bytes(directory, &name)? > least {
+                directory.remove_file(&name)?;
+            }
+        }
+        Self::take_files_of(devices, generation, copies, (least, least))
+    }
+
+    fn take_files_of(
         devices: &Devices,
         generation: u64,
         copies: &[(DeviceIndex, u8)],
