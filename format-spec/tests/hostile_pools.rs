@@ -279,7 +279,10 @@ fn contents(piece: &DirectoryPiece<'_>) -> Contents {
     };
     match piece.tables() {
         PieceTables::Clusters(table) => {
-            let of = |cluster: Cluster<'_>| (cluster.record.as_bytes().to_vec(), cluster.pages().collect());
+            // The direction of a run of one page does not show in its pages.
+            let of = |cluster: Cluster<'_>| {
+                ([cluster.record.as_bytes(), cluster.runs.as_bytes()].concat(), cluster.pages().collect())
+            };
             let clusters = table.clusters().map(of);
             Contents {
                 frames: table.frames().iter().map(|frame| frame.get()).collect(),

@@ -576,7 +576,7 @@ mod tests {
         let readme = [include_str!("../../README.md"), include_str!("../../CLUSTERS.md")].concat().replace("\\\n", " ");
         let commands = readme.lines().filter(|line| line.starts_with("kvrun "));
         let commands: Vec<&str> = commands.map(|line| line.split('#').next().unwrap_or_default()).collect();
-        assert_eq!(commands.len(), 28);
+        assert_eq!(commands.len(), 29);
         commands.into_iter().for_each(parses);
     }
 
