@@ -10,6 +10,8 @@
 
 use crate::entries::EntryShape;
 use fastrand::Rng;
+use std::num::NonZeroU32;
+use stratakv::options::{ClusterStripe, StoreClusterOptions};
 use stratakv::retrieval::{HeadAggregation, SelectorId};
 use stratakv::{
     Budget, CreateOptions, Durability, ErrorKind, OpenSequence, Result, SelectOptions, SelectRequest, Selection,
@@ -259,7 +261,12 @@ impl EntryHistory {
             self.sequence().drop_stored_clusters().expect("a commit");
         }
         let (name, id) = self.methods[self.rng.usize(..self.methods.len())];
-        match self.sequence().store_clusters(id) {
+        let stripe = match self.rng.u32(..8) {
+            0 => ClusterStripe::Stretch,
+            1 | 2 => ClusterStripe::Cluster,
+            unit => ClusterStripe::Pages(NonZeroU32::MIN.saturating_add(unit - 3)),
+        };
+        match self.sequence().store_clusters_with(id, StoreClusterOptions::new().stripe(stripe)) {
             Ok(stored) => assert!(stored.tokens <= self.sequence().committed(), "{name}: {stored:?}"),
             // It has no clusters yet, or none of committed tokens.
             Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{name}: {e:?}"),

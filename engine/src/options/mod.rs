@@ -1,11 +1,13 @@
 //! Settings, apart from the components that use them.
 
 mod cache;
+mod clusters;
 mod sequence;
 mod size;
 mod store;
 
 pub use cache::{CacheOptions, CachePolicy, ReadCost};
+pub use clusters::{ClusterStripe, StoreClusterOptions};
 pub use sequence::{Budget, CreateOptions, Durability, StoredSummary, SummaryResidency};
 pub use size::ByteSize;
 pub use store::{BalancePolicy, ChecksumChoice, DriverChoice, HelperUse, StoreOptions};

@@ -53,8 +53,8 @@ impl ChecksumChoice {
 /// Segments per device that a store's capacity is divided into.
 const SEGMENTS_OF_CAPACITY: u64 = 256;
 
-/// How a read chooses among the copies of a frame. Use [`BalancePolicy::EarliestFinish`]. The others are for
-/// comparison.
+/// How a read chooses among the copies of a frame, and among the pages of stored clusters that hold an entry. Use
+/// [`BalancePolicy::EarliestFinish`]. The others are for comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum BalancePolicy {

@@ -3,15 +3,22 @@
 //! An entry of several clusters is in several pages, and is attended once per head. Reading is a cover:
 //!
 //! 1. The pages of entries with one place are read.
-//! 2. Another entry comes from such a page if one has it, otherwise from its first page. Entries with fewer places come
-//!    first.
+//! 2. Another entry comes from a page that is read anyway, if one has it. Otherwise it comes from the device that ends
+//!    first with one more page. Between devices that end together, a page beside one that is read comes first, because
+//!    it needs no request. Entries with fewer places come first.
 //!
-//! The cover depends on the entries and on the stored set alone.
+//! With one entry per page and equal devices this is the scheduling of SWARM, section 6.1. [`BalancePolicy`] has what
+//! it is compared with: `FewestReads` counts pages, and `FirstCopy` always takes the first place.
+//!
+//! The cover depends on the entries, the stored set and the speeds of devices. It does not depend on their queues, so
+//! that a prefetch and the read behind it take the same pages.
 
+use super::page_sources::PageSources;
 use super::stored_list::{StoredList, StoredPage};
 use super::stored_set::StoredLayer;
 use crate::attention::{HeadMask, TokenMask};
-use std::collections::BTreeMap;
+use crate::options::BalancePolicy;
+use std::collections::{BTreeMap, HashSet};
 use stratakv_format::pool::{EntryHeads, PageGeometry};
 
 /// A page that gives chosen entries.
@@ -40,13 +47,19 @@ pub(crate) struct Covered {
 
 impl StoredLayer {
     /// Returns the pages that give chosen entries. `chosen` has a list of tokens for each of `kv_heads` heads, or
-    /// one list for all heads. `usable` tells whether the pages of a frame can be read.
-    pub(crate) fn cover(&self, chosen: &[Vec<u32>], kv_heads: usize, usable: &dyn Fn(u32) -> bool) -> Covered {
-        if let [list] = &self.lists[..]
-            && list.heads == EntryHeads::All
-        {
-            return list.cover_all(chosen, kv_heads, usable);
-        }
+    /// one list for all heads. `sources` has the devices of its frames.
+    pub(crate) fn cover(&self, chosen: &[Vec<u32>], kv_heads: usize, mut sources: PageSources) -> Covered {
+        let mut covered = match &self.lists[..] {
+            [list] if list.heads == EntryHeads::All => list.cover_all(chosen, kv_heads, &mut sources),
+            _ => self.cover_heads(chosen, kv_heads, &mut sources),
+        };
+        // On a device, the pages of neighbouring clusters are neighbours, so that one request reads them.
+        covered.pages.sort_by_key(|own| (own.page.frame, own.page.page));
+        covered
+    }
+
+    /// Covers the entries of each head, whose pages hold one head.
+    fn cover_heads(&self, chosen: &[Vec<u32>], kv_heads: usize, sources: &mut PageSources) -> Covered {
         let mut covered = Covered::default();
         for head in 0..kv_heads {
             let Some(own) = chosen.get(if chosen.len() == 1 { 0 } else { head }) else { continue };
@@ -55,7 +68,7 @@ impl StoredLayer {
                 covered.left.push(own.clone());
                 continue;
             };
-            let (pages, left) = list.pick(own, usable);
+            let (pages, left) = list.pick(own, sources);
             let chosen = pages.into_iter().map(|(page, rows)| {
                 let slots =
                     rows.iter().fold(TokenMask::EMPTY, |all, (slot, _)| all.union(TokenMask::one(usize::from(*slot))));
@@ -70,7 +83,7 @@ impl StoredLayer {
 
 impl StoredList {
     /// Covers the entries of all heads, whose pages hold all heads.
-    fn cover_all(&self, chosen: &[Vec<u32>], kv_heads: usize, usable: &dyn Fn(u32) -> bool) -> Covered {
+    fn cover_all(&self, chosen: &[Vec<u32>], kv_heads: usize, sources: &mut PageSources) -> Covered {
         let sorted: Vec<Vec<u32>> = chosen
             .iter()
             .map(|own| {
@@ -82,7 +95,7 @@ impl StoredList {
         let mut all: Vec<u32> = sorted.concat();
         all.sort_unstable();
         all.dedup();
-        let (pages, left) = self.pick(&all, usable);
+        let (pages, left) = self.pick(&all, sources);
         let masks = |rows: &[(u8, u32)]| {
             let mut items: Vec<(HeadMask, TokenMask)> = Vec::new();
             for (head, own) in sorted.iter().enumerate() {
@@ -113,27 +126,72 @@ impl StoredList {
 
     /// Returns the pages to read, each with the slots and tokens that it gives, and the tokens that are in no page.
     /// Both are in rising order.
-    fn pick(&self, tokens: &[u32], usable: &dyn Fn(u32) -> bool) -> (PageRows, Vec<u32>) {
-        let places = |token: u32| self.places(token).filter(|(page, _)| usable(self.pages[*page as usize].frame));
+    fn pick(&self, tokens: &[u32], sources: &mut PageSources) -> (PageRows, Vec<u32>) {
+        let frame = |page: u32| self.pages[page as usize].frame;
         let mut pages = PageRows::new();
         let (mut left, mut several) = (Vec::new(), Vec::new());
         for &token in tokens {
-            let mut own = places(token);
+            let mut own = self.places(token).filter(|(page, _)| sources.is_usable(frame(*page)));
             match (own.next(), own.next()) {
                 (None, _) => left.push(token),
                 (Some((page, slot)), None) => pages.entry(page).or_default().push((slot, token)),
                 (Some(_), Some(_)) => several.push((2 + own.count(), token)),
             }
         }
+        let mut reads = PageReads { list: self, known: HashSet::new(), sources };
+        if self.has_replicas {
+            pages.keys().for_each(|page| reads.add(*page));
+        }
         several.sort_unstable();
         for (_, token) in several {
-            let of_read = places(token).find(|(page, _)| pages.contains_key(page));
-            if let Some((page, slot)) = of_read.or_else(|| places(token).next()) {
-                pages.entry(page).or_default().push((slot, token));
+            if let Some((page, slot)) = reads.place(token, &pages) {
+                let rows = pages.entry(page).or_insert_with(|| {
+                    reads.add(page);
+                    Vec::new()
+                });
+                rows.push((slot, token));
             }
         }
         pages.values_mut().for_each(|rows| rows.sort_unstable());
         left.sort_unstable();
         (pages, left)
+    }
+}
+
+/// The pages of a list that are read so far.
+struct PageReads<'a> {
+    list: &'a StoredList,
+    /// Frame and page of each.
+    known: HashSet<(u32, u32)>,
+    sources: &'a mut PageSources,
+}
+
+impl PageReads<'_> {
+    fn is_beside(&self, page: &StoredPage) -> bool {
+        let step = self.list.geometry.disk_pages();
+        let before = page.page.checked_sub(step).is_some_and(|before| self.known.contains(&(page.frame, before)));
+        before || self.known.contains(&(page.frame, page.page + step))
+    }
+
+    fn add(&mut self, page: u32) {
+        let page = self.list.pages[page as usize];
+        self.sources.read(page.frame, self.list.geometry.page_bytes);
+        self.known.insert((page.frame, page.page));
+    }
+
+    /// Returns the page and slot that give an entry with several places.
+    fn place(&self, token: u32, pages: &PageRows) -> Option<(u32, u8)> {
+        let usable = |(page, _): &(u32, u8)| self.sources.is_usable(self.list.pages[*page as usize].frame);
+        let mut places = self.list.places(token).filter(usable);
+        if self.sources.policy == BalancePolicy::FirstCopy {
+            return places.next();
+        }
+        let of_read = self.list.places(token).filter(usable).find(|(page, _)| pages.contains_key(page));
+        let end = |(page, _): &(u32, u8)| {
+            let page = self.list.pages[*page as usize];
+            let (is_avoided, end) = self.sources.end_with(page.frame, self.list.geometry.page_bytes);
+            (is_avoided, end, !self.is_beside(&page))
+        };
+        of_read.or_else(|| places.min_by(|a, b| end(a).partial_cmp(&end(b)).unwrap_or(std::cmp::Ordering::Equal)))
     }
 }

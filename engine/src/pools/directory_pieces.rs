@@ -127,12 +127,14 @@ impl<'a> ClusterPiece<'a> {
         });
     }
 
-    /// Returns the index of a frame in the piece's table. Pages are in the order of frames.
+    /// Returns the index of a frame in the piece's table. Pages of one cluster may be in frames on several devices, so
+    /// the frame is among the last ones.
     fn frame_index(&mut self, frame: FrameId) -> u32 {
-        if self.frames.last() != Some(&frame.0) {
+        let at = self.frames.iter().rposition(|known| *known == frame.0).unwrap_or_else(|| {
             self.frames.push(frame.0);
-        }
-        self.frames.len() as u32 - 1
+            self.frames.len() - 1
+        });
+        at as u32
     }
 
     fn finish(self) -> Result<Vec<u8>> {

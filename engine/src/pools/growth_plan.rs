@@ -7,7 +7,7 @@
 //! 2. Members outside of main pages are *loose*. A page's worth of them is written as a run of the cluster's own. Fewer
 //!    are looked for in two other kept pages at most, and otherwise share a new page with loose members of the
 //!    neighbours.
-//! 3. A cluster in more than [`RUNS_MAX`] runs is written once more, in one run.
+//! 3. A cluster in more than [`RUNS_MAX`] runs per device is written once more, in one run.
 //! 4. A page goes if less than a third of its entries serve a cluster, and a frame goes if less than half of its pages
 //!    serve one. The clusters that these pages served are planned again.
 //!
@@ -24,7 +24,7 @@ use std::collections::HashMap;
 use stratakv_format::FrameId;
 use stratakv_format::pool::{EntryHeads, PageGeometry};
 
-/// The most runs of pages that a cluster is read with. One more is a cluster that is written in one run.
+/// The most runs of pages that a cluster is read with on each device. A cluster with more is written once more.
 const RUNS_MAX: usize = 3;
 /// The most pages in which a cluster has few members.
 const OVERFLOW_PAGES_MAX: usize = 2;
@@ -37,15 +37,19 @@ pub(super) struct GrownList<'a> {
     pub(super) fresh: ClusterLists,
 }
 
-/// Returns the plan of each list of a layer. `earlier` has the pages that may stay.
-pub(super) fn plan<'a>(layer: &'a LayerClusters, earlier: &'a EarlierLayer) -> Vec<GrownList<'a>> {
+/// Returns the plan of each list of a layer. `earlier` has the pages that may stay. A cluster has runs on `devices`
+/// devices.
+pub(super) fn plan<'a>(layer: &'a LayerClusters, earlier: &'a EarlierLayer, devices: usize) -> Vec<GrownList<'a>> {
     let pages_of = |heads: EntryHeads| {
         earlier.lists.iter().find(|list| list.heads == heads).map_or(&[][..], |list| &list.pages[..])
     };
     let mut lists: Vec<ListPlan<'_>> = layer
         .lists
         .iter()
-        .map(|list| ListPlan::new(&list.clusters, layer.tokens, pages_of(list.heads), &layer.geometry))
+        .map(|list| ListPlan {
+            runs_max: RUNS_MAX * devices.max(1),
+            ..ListPlan::new(&list.clusters, layer.tokens, pages_of(list.heads), &layer.geometry)
+        })
         .collect();
     let pool_pages: HashMap<FrameId, u32> = earlier.frames.iter().map(|frame| (frame.id, frame.pool_pages)).collect();
     for round in 0.. {
@@ -79,6 +83,8 @@ struct ListPlan<'a> {
     pages: &'a [EarlierPage],
     page_entries: usize,
     disk_pages: u32,
+    /// The most runs of a cluster on all devices.
+    runs_max: usize,
     /// By cluster, then by page.
     shares: Vec<Share>,
     /// True for pages that may stay.
@@ -100,6 +106,7 @@ impl<'a> ListPlan<'a> {
             pages,
             page_entries: geometry.entries,
             disk_pages: geometry.disk_pages(),
+            runs_max: RUNS_MAX,
             shares: shares(clusters, tokens, pages),
             allowed: vec![true; pages.len()],
             serving: Vec::new(),
@@ -163,7 +170,7 @@ impl<'a> ListPlan<'a> {
             }
         }
         runs += usize::from(!loose.is_empty());
-        if runs > RUNS_MAX {
+        if runs > self.runs_max {
             self.fresh.push(members);
             return;
         }

@@ -4,7 +4,7 @@ use super::directory_pieces::PagePlace;
 use super::earlier::{EarlierFrame, EarlierLayer, EarlierList, EarlierPage};
 use super::growth_plan::{joined, plan};
 use super::layer_clusters::LayerClusters;
-use super::page_plan;
+use super::page_plan::tests as page_plan;
 use crate::retrieval::clusters::ClusterLists;
 use std::collections::{BTreeMap, BTreeSet};
 use stratakv_format::layout::{LayerGeometry, RAW_PLANES};
@@ -34,7 +34,7 @@ impl StoredPages {
         let frames = self.frames.iter().map(|(id, pages)| EarlierFrame { id: FrameId(*id), pool_pages: *pages });
         let list = EarlierList { heads: layer.lists[0].heads, pages: std::mem::take(&mut self.pages) };
         let earlier = EarlierLayer { lists: vec![list], frames: frames.collect() };
-        let plans = plan(layer, &earlier);
+        let plans = plan(layer, &earlier, 1);
         let fresh = layer.replaced(plans.iter().map(|own| own.fresh.clone()));
         let (stored, kept) = joined(layer.lists[0].heads, &plans[0], layer.tokens, &layer.geometry);
         let frame = self.frames.keys().max().map_or(10, |last| last + 1);

@@ -84,6 +84,12 @@ impl LayerClusters {
         self.lists.iter().map(|list| list.clusters.stored()).sum()
     }
 
+    /// Returns the pages of all lists.
+    pub(super) fn pages(&self) -> usize {
+        let most = self.geometry.entries;
+        self.lists.iter().flat_map(|list| list.clusters.iter()).map(|members| members.len().div_ceil(most)).sum()
+    }
+
     /// Returns the clusters of all lists.
     pub(super) fn clusters(&self) -> usize {
         self.lists.iter().map(|list| list.clusters.len()).sum()

@@ -5,20 +5,23 @@
 //! | `layer_clusters` | the clusters of a layer as they are stored: each covered token is in at least one |
 //! | `earlier` | the pages of the set that a sequence has stored |
 //! | `growth_plan` | which of them stay, and which entries are written |
-//! | `page_plan` | which entries are in which page |
+//! | `page_plan` | which entries are in which page, and which device gets it |
 //! | `page_rows` | copies keys and values from groups to pages |
 //! | `directory_pieces` | the directory of one head, or of all heads, as pieces |
 //! | `writer` | writes pools and directories as derived frames, and commits them |
 //! | `report` | the result for the caller |
 //! | `stored_set`, `stored_list` | directories that were read: where each token is in pages |
 //! | `cover` | the pages that give chosen entries |
+//! | `page_sources` | the devices of pages, and when each ends |
 //!
 //! Invariants:
 //! - Pages repeat decoded elements of groups that are committed. No token counts because of a page.
 //! - A page is written once, and synced before a commit names its directory.
-//! - The pages of neighbouring clusters are neighbours, so that they are read with one request.
+//! - On each device, the pages of neighbouring clusters are neighbours, so that they are read with one request.
 
 mod cover;
+#[cfg(test)]
+mod cover_tests;
 mod directory_pieces;
 mod earlier;
 mod growth_plan;
@@ -27,6 +30,7 @@ mod growth_tests;
 mod layer_clusters;
 mod page_plan;
 mod page_rows;
+mod page_sources;
 mod report;
 mod stored_list;
 mod stored_set;
@@ -38,6 +42,7 @@ pub(crate) use cover::{ChosenPage, Covered};
 pub(crate) use earlier::{EarlierFrame, EarlierLayer};
 pub(crate) use layer_clusters::LayerClusters;
 pub(crate) use page_rows::{GroupPlanes, PlaneVisitor, put_entry, take_entry};
+pub(crate) use page_sources::{PageDevice, PageSources};
 pub use report::StoredClusters;
 pub(crate) use stored_set::{DirectoryFront, StoredLayer, StoredSet, find_pieces};
 pub(crate) use writer::PoolWriter;

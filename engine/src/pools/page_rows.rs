@@ -111,7 +111,7 @@ pub(crate) fn take_entry(
 
 #[cfg(test)]
 mod tests {
-    use super::super::page_plan::pages;
+    use super::super::page_plan::tests::pages;
     use super::*;
     use crate::retrieval::clusters::ClusterLists;
     use stratakv_format::DType;
@@ -180,7 +180,7 @@ mod tests {
         let clusters: [&[u32]; 2] = [&[11, 0, 5], &[1, 2, 3, 4, 6, 7, 8, 9, 10]];
         let mut layer = layer(&[ClusterLists::of_clusters(clusters.iter())]);
         layer.geometry.entries = 4;
-        let page = |cluster, first, valid| PlannedPage { list: 0, cluster, first, valid };
+        let page = |cluster, first, valid| PlannedPage { list: 0, lane: 0, cluster, first, valid };
         assert_eq!(pages(&layer), [page(0, 0, 3), page(1, 0, 4), page(1, 4, 4), page(1, 8, 1)]);
     }
 }

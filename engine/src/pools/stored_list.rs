@@ -37,6 +37,8 @@ pub(crate) struct StoredList {
     starts: Vec<u32>,
     /// Page and slot of each entry, token after token.
     places: Vec<u32>,
+    /// True if some token has several places.
+    pub(super) has_replicas: bool,
 }
 
 /// The frames of a layer that directories name. A frame that is gone, or that the sequence does not refer to, is left
@@ -77,8 +79,14 @@ impl StoredList {
         let geometry = PageGeometry::new(layer, dtype, first.heads());
         let tokens: Vec<u32> = positions(pieces).flatten().map(|token| token.get()).collect();
         let sizes = positions(pieces).map(<[_]>::len);
-        let mut list =
-            Self { heads: first.heads(), geometry, pages: Vec::new(), starts: Vec::new(), places: Vec::new() };
+        let mut list = Self {
+            heads: first.heads(),
+            geometry,
+            pages: Vec::new(),
+            starts: Vec::new(),
+            places: Vec::new(),
+            has_replicas: false,
+        };
         let mut found: Vec<(u32, u32)> = Vec::with_capacity(tokens.len());
         let mut left = &tokens[..];
         for ((table, cluster), size) in clusters(pieces).zip(sizes) {
@@ -125,6 +133,7 @@ impl StoredList {
             self.starts.push(at as u32);
         }
         found.truncate(at);
+        self.has_replicas = self.starts.windows(2).any(|own| own[1] - own[0] > 1);
         self.places = found.into_iter().map(|(_, place)| place).collect();
         self.pages.shrink_to_fit();
     }
@@ -221,4 +230,23 @@ fn check(pieces: &[DirectoryPiece<'_>]) -> Result<(), String> {
         return Err(format!("its parts have {clusters:?} clusters and {entries:?} entries"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+impl StoredList {
+    /// Returns the list of these pages, each with the tokens of its slots.
+    pub(super) fn of_pages(
+        (heads, geometry): (EntryHeads, PageGeometry),
+        pages: &[(StoredPage, Vec<u32>)],
+        tokens: u64,
+    ) -> Self {
+        let places = pages.iter().zip(0_u32..).flat_map(|((_, own), page)| {
+            own.iter().zip(0..).map(move |(token, slot): (&u32, u32)| (*token, page << SLOT_BITS | slot))
+        });
+        let found = places.collect();
+        let pages = pages.iter().map(|(page, _)| *page).collect();
+        let mut list = Self { heads, geometry, pages, starts: Vec::new(), places: Vec::new(), has_replicas: false };
+        list.index(found, tokens);
+        list
+    }
 }

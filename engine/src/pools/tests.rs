@@ -3,10 +3,12 @@
 use super::cover::Covered;
 use super::directory_pieces::{self, PagePlace};
 use super::layer_clusters::LayerClusters;
-use super::page_plan;
+use super::page_plan::tests as page_plan;
+use super::page_sources::{PageDevice, PageSources};
 use super::stored_list::{FrameTable, StoredList};
 use super::stored_set::StoredLayer;
 use crate::attention::{HeadMask, TokenMask};
+use crate::options::BalancePolicy;
 use crate::retrieval::clusters::ClusterLists;
 use std::collections::BTreeSet;
 use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
@@ -74,8 +76,14 @@ fn stored(lists: &[&[&[u32]]], tokens: u64) -> LayerClusters {
     LayerClusters::covering(&lists, tokens, &GEOMETRY, DTYPE).expect("clusters")
 }
 
+/// Returns a source of pages on one device. The frames of `usable` can be read.
+fn sources(usable: &[bool]) -> PageSources {
+    let frames = usable.iter().map(|usable| usable.then_some(0)).collect();
+    PageSources::new(frames, vec![PageDevice::new(1e-5, 1e-9, false)], BalancePolicy::EarliestFinish)
+}
+
 /// Returns the tokens that each head attends to in pages, after a check that it attends to each once.
-fn attended(covered: &Covered) -> [BTreeSet<u32>; 2] {
+pub(super) fn attended(covered: &Covered) -> [BTreeSet<u32>; 2] {
     let mut heads = [BTreeSet::new(), BTreeSet::new()];
     for page in &covered.pages {
         let mut named = HeadMask::EMPTY;
@@ -123,12 +131,12 @@ fn entries_beyond_the_end_and_in_frames_that_are_gone_are_left_to_groups() {
     // The first 8 pages are in frame 10.
     for (known, end, expected) in [(&[10, 11][..], 48, 48), (&[10], 48, 32), (&[10, 11], 20, 20), (&[], 48, 0)] {
         let layer = read(&clusters, known, end);
-        let covered = layer.cover(std::slice::from_ref(&all), 2, &|_| true);
+        let covered = layer.cover(std::slice::from_ref(&all), 2, sources(&[true; 2]));
         let [one, other] = attended(&covered);
         assert_eq!((one.len(), &one), (expected, &other), "{known:?}, end {end}");
         assert_eq!(covered.left, [all[expected..].to_vec()]);
     }
-    let covered = read(&clusters, &[10, 11], 48).cover(std::slice::from_ref(&all), 2, &|frame| frame == 1);
+    let covered = read(&clusters, &[10, 11], 48).cover(std::slice::from_ref(&all), 2, sources(&[false, true]));
     assert_eq!(covered.left, [all[..32].to_vec()], "a frame whose device is gone");
 }
 
@@ -138,13 +146,13 @@ fn an_entry_of_several_clusters_comes_from_a_page_that_is_read_anyway() {
     let clusters = stored(&[&[&[5, 1, 0], &[5, 4], &[5, 2, 3], &[6, 7, 0, 4]]], 8);
     let layer = read(&clusters, &[10], 8);
     let pages = |chosen: &[u32]| {
-        let covered = layer.cover(&[chosen.to_vec()], 2, &|_| true);
+        let covered = layer.cover(&[chosen.to_vec()], 2, sources(&[true; 2]));
         assert_eq!(attended(&covered)[0], chosen.iter().copied().collect());
         covered.pages.iter().map(|page| page.page.checksum).collect::<Vec<_>>()
     };
     assert_eq!(pages(&[5]), [0], "the first page");
     assert_eq!(pages(&[5, 3]), [2], "the page of token 3");
-    assert_eq!(pages(&[5, 0, 4, 7]), [0, 3], "token 5 has no place in the page of token 7");
+    assert_eq!(pages(&[5, 0, 4, 7]), [2, 3], "token 5 comes from the page beside that of token 7");
     assert_eq!(pages(&[0, 4]), [0, 1]);
     assert_eq!(pages(&[6, 0, 4]), [3]);
 }
@@ -154,7 +162,7 @@ fn heads_that_choose_other_tokens_share_pages_of_all_heads() {
     let all: Vec<u32> = (0..16).collect();
     let joint = read(&stored(&[&all.chunks(4).collect::<Vec<_>>()], 16), &[10], 16);
     let chosen = [vec![9, 0, 1], vec![1, 2, 14]];
-    let covered = joint.cover(&chosen, 2, &|_| true);
+    let covered = joint.cover(&chosen, 2, sources(&[true; 2]));
     assert_eq!(attended(&covered), [[0, 1, 9].into(), [1, 2, 14].into()]);
     assert_eq!(covered.pages.len(), 3);
     let slots = |bits: &[usize]| bits.iter().fold(TokenMask::EMPTY, |all, bit| all.union(TokenMask::one(*bit)));
@@ -164,7 +172,7 @@ fn heads_that_choose_other_tokens_share_pages_of_all_heads() {
     // Lists of their own: each head has its pages, also for tokens that both choose.
     let own: Vec<&[u32]> = all.chunks(8).collect();
     let apart = read(&stored(&[&own, &own], 16), &[10], 16);
-    let covered = apart.cover(&[vec![3, 9]], 2, &|_| true);
+    let covered = apart.cover(&[vec![3, 9]], 2, sources(&[true; 2]));
     assert_eq!(attended(&covered), [[3, 9].into(), [3, 9].into()]);
     assert_eq!((covered.pages.len(), covered.left.len()), (4, 2));
 }

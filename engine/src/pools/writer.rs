@@ -1,7 +1,8 @@
 //! Writes the clusters of a sequence as derived frames.
 //!
 //! 1. [`PoolWriter::layer`] plans which pages of an earlier set stay, if there is one ([`growth_plan`]).
-//! 2. It fills stretches of the other pages in memory and writes each as one frame with a pool.
+//! 2. It fills stretches of the other pages in memory and writes each as one frame with a pool
+//!    per device.
 //! 3. It encodes the directories of the layer, with both kinds of pages. Enough of them fill a frame.
 //! 4. [`PoolWriter::commit`] syncs the segments of all frames, and names the frames in one commit. It releases the
 //!    frames of the earlier set that no directory names any more.
@@ -15,7 +16,7 @@ use super::directory_pieces::{self, PagePlace};
 use super::earlier::EarlierLayer;
 use super::growth_plan;
 use super::layer_clusters::{HeadClusters, LayerClusters};
-use super::page_plan::{self, PlannedPage};
+use super::page_plan::{PlannedPage, Stripes};
 use super::page_rows::{self, ENTRY_BYTES, GroupPlanes};
 use super::report::StoredClusters;
 use crate::catalog::ref_record;
@@ -28,6 +29,7 @@ use crate::log::{
     StoreInner, front_limit, write_derived,
 };
 use crate::metrics::{Category, Reservation, lock};
+use crate::options::{ClusterStripe, StoreClusterOptions};
 use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -35,7 +37,7 @@ use std::time::Instant;
 use stratakv_format::frame::Descriptor;
 use stratakv_format::manifest::{Frame, FrameRef, Kind};
 use stratakv_format::pool::{DirectoryFields, METHOD_BYTES_MAX, REPRESENTATIVE_NONE};
-use stratakv_format::{FrameId, PAGE_BYTES, PlaneIdentity};
+use stratakv_format::{DeviceIndex, FrameId, PAGE_BYTES, PlaneIdentity};
 
 /// The most bytes of a frame with directories, unless one directory is larger.
 const DIRECTORY_FRAME_BYTES: usize = 4 << 20;
@@ -55,6 +57,8 @@ pub(crate) struct PoolWriter<'a> {
     method: &'a str,
     /// The bytes of each layer on each device, so that frames spread.
     placed: PlacedBytes,
+    options: StoreClusterOptions,
+    stripes: Stripes,
     frames: Vec<DerivedFrame>,
     /// The most bytes of the pool or the directories of a frame.
     limit: usize,
@@ -78,7 +82,7 @@ impl<'a> PoolWriter<'a> {
         store: &'a Arc<StoreInner>,
         identity: &'a SequenceIdentity,
         method: &'a str,
-        tokens: u64,
+        (tokens, options): (u64, StoreClusterOptions),
     ) -> Result<Self> {
         if method.is_empty() || method.len() > METHOD_BYTES_MAX {
             let bytes = method.len();
@@ -87,11 +91,14 @@ impl<'a> PoolWriter<'a> {
         }
         // The descriptor of a pool may need one more page of header.
         let limit = front_limit(&store.devices, identity)? / PAGE_BYTES * PAGE_BYTES - PAGE_BYTES;
+        let first = lock(&store.space).next_frame();
         Ok(Self {
             store,
             identity,
             method,
             placed: PlacedBytes::new(identity.layout.layers(), store.devices.list.slots()),
+            options,
+            stripes: Stripes::new(options.stripe, first),
             frames: Vec::new(),
             limit,
             pieces: Vec::new(),
@@ -119,13 +126,15 @@ impl<'a> PoolWriter<'a> {
         source: &dyn GroupPlanes,
     ) -> Result<()> {
         let Some(earlier) = earlier else {
-            let clusters = clusters.packed();
-            let places = self.pages(layer, &clusters, source)?;
+            let mut clusters = clusters.packed();
+            let places = self.pages(layer, &mut clusters, source)?;
             return self.directories(layer, &clusters, &places);
         };
-        let plan = growth_plan::plan(&clusters, earlier);
-        let fresh = clusters.replaced(plan.iter().map(|list| list.fresh.clone()));
-        let written = self.pages(layer, &fresh, source)?;
+        let mut plan = growth_plan::plan(&clusters, earlier, self.lanes().len());
+        let mut fresh = clusters.replaced(plan.iter().map(|list| list.fresh.clone()));
+        let written = self.pages(layer, &mut fresh, source)?;
+        // The members are in the order of their pages now.
+        plan.iter_mut().zip(fresh.lists).for_each(|(own, list)| own.fresh = list.clusters);
         let mut left = &written[..];
         let (mut lists, mut places) = (Vec::new(), Vec::new());
         for (list, own) in clusters.lists.iter().zip(&plan) {
@@ -141,16 +150,24 @@ impl<'a> PoolWriter<'a> {
         self.directories(layer, &LayerClusters { lists, ..clusters }, &places)
     }
 
-    /// Writes the pages of clusters. Returns their places.
-    fn pages(&mut self, layer: usize, clusters: &LayerClusters, source: &dyn GroupPlanes) -> Result<Vec<PagePlace>> {
-        let pages = page_plan::pages(clusters);
-        let entry_bytes = pages.len() * size_of::<PlannedPage>() + clusters.entries() * size_of::<u32>();
-        let _tables = self.reserve(entry_bytes + pages.len() * size_of::<PagePlace>())?;
-        let (per_stretch, _memory) = self.stretch(clusters, pages.len())?;
-        let mut places = Vec::with_capacity(pages.len());
+    /// Writes the pages of clusters. Returns their places. Rearranges the members of clusters in the order of pages.
+    fn pages(
+        &mut self,
+        layer: usize,
+        clusters: &mut LayerClusters,
+        source: &dyn GroupPlanes,
+    ) -> Result<Vec<PagePlace>> {
+        let count = clusters.pages();
+        let entry_bytes = clusters.entries() * size_of::<u32>() * 2;
+        let page_tables = count * (2 * size_of::<PlannedPage>() + size_of::<usize>() + size_of::<PagePlace>());
+        let _tables = self.reserve(entry_bytes + page_tables)?;
+        let lanes = self.lanes();
+        let pages = self.stripes.deal(clusters, lanes.len());
+        let clusters = &*clusters;
+        let (per_stretch, _memory) = self.stretch(clusters, count, lanes.len())?;
+        let mut places = Vec::with_capacity(count);
         for stretch in pages.chunks(per_stretch) {
-            let bytes = page_rows::fill(clusters, stretch, self.identity.layout.group_tokens(), source)?;
-            self.write_pool(layer, clusters, stretch, &bytes, &mut places)?;
+            self.write_stretch((layer, &lanes), clusters, stretch, source, &mut places)?;
         }
         self.report.page_bytes += (pages.len() * clusters.geometry.page_bytes) as u64;
         Ok(places)
@@ -173,12 +190,51 @@ impl<'a> PoolWriter<'a> {
         Ok(())
     }
 
-    /// Returns how many pages are filled at once, with the memory for them.
-    fn stretch(&self, clusters: &LayerClusters, pages: usize) -> Result<(usize, Reservation)> {
+    /// Fills a stretch of pages in memory, writes the pages of each lane as a frame, and notes where each page is.
+    fn write_stretch(
+        &mut self,
+        (layer, lanes): (usize, &[Option<DeviceIndex>]),
+        clusters: &LayerClusters,
+        stretch: &[PlannedPage],
+        source: &dyn GroupPlanes,
+        places: &mut Vec<PagePlace>,
+    ) -> Result<()> {
+        let mut order: Vec<usize> = (0..stretch.len()).collect();
+        order.sort_by_key(|at| stretch[*at].lane);
+        let by_lane: Vec<PlannedPage> = order.iter().map(|at| stretch[*at]).collect();
+        let bytes = page_rows::fill(clusters, &by_lane, self.identity.layout.group_tokens(), source)?;
+        let page_bytes = clusters.geometry.page_bytes;
+        let mut left = &bytes[..];
+        let mut written = Vec::with_capacity(stretch.len());
+        for own in by_lane.chunk_by(|one, other| one.lane == other.lane) {
+            for own in own.chunks((self.limit / page_bytes).max(1)) {
+                let (bytes, rest) = left.split_at(own.len() * page_bytes);
+                left = rest;
+                let device = lanes.get(usize::from(own[0].lane)).copied().flatten();
+                self.write_pool((layer, device), clusters, own, bytes, &mut written)?;
+            }
+        }
+        let mut of_stretch: Vec<(usize, PagePlace)> = order.into_iter().zip(written).collect();
+        of_stretch.sort_unstable_by_key(|(at, _)| *at);
+        places.extend(of_stretch.into_iter().map(|(_, place)| place));
+        Ok(())
+    }
+
+    /// Returns the devices that the pages of a layer are dealt to: those that take frames now. With one lane, each
+    /// stretch goes to the device that has least.
+    fn lanes(&self) -> Vec<Option<DeviceIndex>> {
+        let list = &self.store.devices.list;
+        let takes = |index: &usize| list.get(*index).is_some_and(|device| device.takes_frames());
+        let lanes: Vec<_> = (0..list.slots()).filter(takes).map(|index| Some(DeviceIndex(index as u16))).collect();
+        if lanes.len() < 2 || self.options.stripe == ClusterStripe::Stretch { vec![None] } else { lanes }
+    }
+
+    /// Returns how many pages are filled at once, with the memory for them: those of one frame per lane.
+    fn stretch(&self, clusters: &LayerClusters, pages: usize, lanes: usize) -> Result<(usize, Reservation)> {
         let page = clusters.geometry.page_bytes;
         let with_entries = page + clusters.geometry.entries * ENTRY_BYTES;
         let share = self.store.devices.budget.usage().limit_bytes / MEMORY_SHARE;
-        let mut count = (self.limit / page).min(share / with_entries).min(pages).max(1);
+        let mut count = (self.limit / page * lanes).min(share / with_entries).min(pages).max(1);
         if page > self.limit {
             let text = format!("store clusters: a page of {page} bytes does not fit in a segment; use larger segments");
             return Err(Error::new(ErrorKind::Configuration, text));
@@ -199,10 +255,10 @@ impl<'a> PoolWriter<'a> {
         })
     }
 
-    /// Writes a stretch of pages as a frame, and notes where each page is.
+    /// Writes pages as a frame, to a device if it has space, and notes where each page is.
     fn write_pool(
         &mut self,
-        layer: usize,
+        (layer, device): (usize, Option<DeviceIndex>),
         clusters: &LayerClusters,
         pages: &[PlannedPage],
         bytes: &[u8],
@@ -210,7 +266,7 @@ impl<'a> PoolWriter<'a> {
     ) -> Result<()> {
         let page_bytes = clusters.geometry.page_bytes;
         let draft = DerivedDraft::Pool { layer, page_bytes, pages: bytes };
-        let frame = self.write(&draft, &[(layer, bytes.len() as u64)])?;
+        let frame = self.write(&draft, &[(layer, bytes.len() as u64)], device)?;
         let checksum = self.store.devices.identity.checksum;
         for (nth, (page, bytes)) in (0..).zip(pages.iter().zip(bytes.chunks_exact(page_bytes))) {
             let number = frame.first_page + nth * clusters.geometry.disk_pages();
@@ -276,18 +332,25 @@ impl<'a> PoolWriter<'a> {
             return Ok(());
         }
         let parts: Vec<(usize, u64)> = pieces.iter().map(|piece| (piece.layer, piece.bytes.len() as u64)).collect();
-        let frame = self.write(&DerivedDraft::Directories(&pieces), &parts)?;
+        let frame = self.write(&DerivedDraft::Directories(&pieces), &parts, None)?;
         self.frames.push(frame);
         Ok(())
     }
 
-    /// Writes a frame to the device that has least of its layers. Frees space for it if there is none.
-    fn write(&mut self, draft: &DerivedDraft<'_>, parts: &[(usize, u64)]) -> Result<DerivedFrame> {
+    /// Writes a frame to `first`, otherwise to the device that has least of its layers. Frees space for it if there is
+    /// none.
+    fn write(
+        &mut self,
+        draft: &DerivedDraft<'_>,
+        parts: &[(usize, u64)],
+        first: Option<DeviceIndex>,
+    ) -> Result<DerivedFrame> {
         let store = self.store;
         self.placed.widen(store.devices.list.slots());
         let mut tries = 0;
         loop {
-            let order = store.devices.order(&self.placed, parts, lock(&store.space).next_frame());
+            let mut order = store.devices.order(&self.placed, parts, lock(&store.space).next_frame());
+            order.sort_by_key(|device| Some(*device) != first);
             let target = FrameTarget { devices: &store.devices, space: &store.space, order: &order, blocking: true };
             match write_derived(&target, store.ids.next_frame(), self.identity, draft) {
                 Err(e) if e.kind() == ErrorKind::NoSpace && tries < ROOM_TRIES => {

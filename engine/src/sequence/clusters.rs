@@ -6,6 +6,7 @@ use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
 use crate::log::{CommitRequest, DerivedRelease};
 use crate::metrics::{Reservation, lock};
+use crate::options::StoreClusterOptions;
 use crate::pools::{
     EarlierFrame, EarlierLayer, GroupPlanes, LayerClusters, PlaneVisitor, PoolWriter, StoredClusters, StoredSet,
 };
@@ -35,16 +36,29 @@ impl Sequence {
     /// [`ErrorKind::Io`]: groups that cannot be read. The sequence has its earlier clusters then.
     /// [`ErrorKind::Indeterminate`]: as [`Sequence::commit`].
     pub fn store_clusters(&mut self, selector: SelectorId) -> Result<StoredClusters> {
-        self.store_clusters_of(selector).map_err(|e| e.during(format!("sequence {}", self.identity.sequence)))
+        self.store_clusters_with(selector, StoreClusterOptions::new())
     }
 
-    fn store_clusters_of(&mut self, selector: SelectorId) -> Result<StoredClusters> {
+    /// Stores clusters as [`Self::store_clusters`] does, with options: how their pages are placed on devices. Pages of
+    /// an earlier set that stay keep their place. After [`Self::drop_stored_clusters`] all of them are placed again.
+    ///
+    /// # Errors
+    /// As [`Self::store_clusters`].
+    pub fn store_clusters_with(
+        &mut self,
+        selector: SelectorId,
+        options: StoreClusterOptions,
+    ) -> Result<StoredClusters> {
+        self.store_clusters_of(selector, options).map_err(|e| e.during(format!("sequence {}", self.identity.sequence)))
+    }
+
+    fn store_clusters_of(&mut self, selector: SelectorId, options: StoreClusterOptions) -> Result<StoredClusters> {
         self.store.committer.check()?;
         let (slot, method) = self.clustered_slot(selector)?;
         let layers = self.clustered_layers()?;
         self.land_all()?;
         let tokens = self.storable_tokens(slot, &layers)?;
-        let mut writer = PoolWriter::new(&self.store, &self.identity, &method, tokens)?;
+        let mut writer = PoolWriter::new(&self.store, &self.identity, &method, (tokens, options))?;
         let earlier = self.earlier_set(selector, tokens);
         if let Some((set, generation)) = earlier.and_then(|set| set.version) {
             writer = writer.growing(set, generation);

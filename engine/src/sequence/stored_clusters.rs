@@ -14,8 +14,8 @@ use crate::error::Result;
 use crate::events::event;
 use crate::io::coverage;
 use crate::metrics::lock;
-use crate::plan::{AttendedEntries, PlaneSet, SelectedPage, SelectionInner, entries_of_tokens};
-use crate::pools::{Covered, DirectoryFront, StoredLayer, StoredSet, find_pieces};
+use crate::plan::{AttendedEntries, DeviceLoads, PlaneSet, SelectedPage, SelectionInner, entries_of_tokens};
+use crate::pools::{Covered, DirectoryFront, PageDevice, PageSources, StoredLayer, StoredSet, find_pieces};
 use crate::read::{BlockReader, SegmentRange};
 use crate::retrieval::SelectorId;
 use std::collections::HashMap;
@@ -131,8 +131,8 @@ impl Sequence {
         };
         let Ok(geometry) = inner.layout.kv_layer(inner.layer) else { return };
         let bodies = self.page_frames(layer);
-        let usable = |frame: u32| bodies.get(frame as usize).is_some_and(Option::is_some);
-        let Covered { pages, left } = layer.cover(chosen, usize::from(geometry.kv_heads), &usable);
+        let sources = self.page_sources(&bodies);
+        let Covered { pages, left } = layer.cover(chosen, usize::from(geometry.kv_heads), sources);
         if pages.is_empty() {
             return;
         }
@@ -146,6 +146,15 @@ impl Sequence {
             let entries = left.next_if(|(group, _)| *group == own.index).map(|(_, entries)| entries);
             own.beside_pages = Some(entries.unwrap_or_else(|| AttendedEntries::PerHead(Box::default())));
         }
+    }
+
+    /// Returns the devices of a layer's pages with their speeds.
+    fn page_sources(&self, bodies: &[Option<Arc<FrameBody>>]) -> PageSources {
+        let loads = DeviceLoads::of(&self.store.devices);
+        let device = |body: &Arc<FrameBody>| usize::from(body.segment.key.0.0);
+        let frames = bodies.iter().map(|body| body.as_ref().map(device)).collect();
+        let speeds = loads.by_device.iter().map(|own| PageDevice::new(own.request_s, own.byte_s, own.avoided));
+        PageSources::new(frames, speeds.collect(), loads.policy)
     }
 
     /// Returns the frames of a layer's pages, as far as they exist on a device that is present. Each holds its segment.

@@ -9,6 +9,8 @@
 use super::operation::Operation;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
+use std::num::NonZeroU32;
+use stratakv::options::ClusterStripe;
 use stratakv::sim::{Faults, Geometry, Rng};
 use stratakv::{DType, Durability};
 
@@ -252,6 +254,17 @@ impl Case {
             self.rounds[round].insert(at, &[Operation::OpenTwice]);
         }
         self
+    }
+
+    /// Returns how the pages of stored clusters are placed on devices, at random.
+    pub(super) fn stripe(&self) -> ClusterStripe {
+        // A generator of its own, so that seeds keep their histories.
+        let mut rng = Rng::new(self.seed.wrapping_mul(0x9e6c_63d0_876a_9a55) ^ 0x57a1);
+        match rng.below(8) {
+            0 => ClusterStripe::Stretch,
+            1 | 2 => ClusterStripe::Cluster,
+            unit => ClusterStripe::Pages(NonZeroU32::MIN.saturating_add(unit as u32 - 3)),
+        }
     }
 
     /// Gives a share of the cases a method of entries. Methods that build clusters by k-means need a long prompt.

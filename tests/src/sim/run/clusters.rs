@@ -16,6 +16,7 @@ use crate::sim::coverage;
 use std::collections::BTreeMap;
 use std::mem::offset_of;
 use std::sync::Arc;
+use stratakv::options::StoreClusterOptions;
 use stratakv::retrieval::{MethodSpec, SelectorId};
 use stratakv::sim::{Event, events, releasable_cluster_bytes};
 use stratakv::{Error, ErrorKind, SelectRequest, Selection, Sequence, Store, attend};
@@ -99,7 +100,8 @@ impl Runner<'_> {
         let detached = before.map_or(Ok(()), |selector| sequence.detach(selector));
         let attached = detached.and_then(|()| self.attach_profiled(&mut sequence, &method, &layers));
         self.mark_commits();
-        let stored = attached.and_then(|selector| match sequence.store_clusters(selector) {
+        let options = StoreClusterOptions::new().stripe(self.case.stripe());
+        let stored = attached.and_then(|selector| match sequence.store_clusters_with(selector, options) {
             Ok(stored) => Ok((selector, stored)),
             Err(e) => sequence.detach(selector).and(Err(e)),
         });
