@@ -10,6 +10,7 @@
 //! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
 //! | `layout` | `layout` | the length of reads by the order of clusters |
 //! | `methods` | `methods` | building, selecting, upkeep and memory of whole methods |
+//! | `stripes` | `place`, `schedule` | stored clusters on several devices: placements, and the pages that are read |
 //! | `select` | `select` | scoring representatives against scoring all keys |
 //!
 //! 1. A layer comes from the generator of planted topics, or from a file of `kvrun profile` (`layers`).
@@ -35,6 +36,7 @@ mod methods;
 mod profile_file;
 mod retrievals;
 mod select;
+mod stripes;
 
 use adapt::ClusterAdaptArgs;
 use anyhow::Result;
@@ -47,6 +49,7 @@ use grow::ClusterGrowArgs;
 use layout::ClusterLayoutArgs;
 use methods::ClusterMethodsArgs;
 use select::ClusterSelectArgs;
+use stripes::{ClusterPlaceArgs, ClusterScheduleArgs};
 
 /// Subcommands of `kvbench cluster`.
 #[derive(Subcommand, Debug)]
@@ -67,6 +70,10 @@ pub(crate) enum ClusterCommand {
     Layout(ClusterLayoutArgs),
     /// Measures building, selecting, upkeep and memory of methods that choose entries, on one layer.
     Methods(ClusterMethodsArgs),
+    /// Measures placements of stored clusters on several devices.
+    Place(ClusterPlaceArgs),
+    /// Measures which pages of stored clusters are read, if entries are in several clusters on several devices.
+    Schedule(ClusterScheduleArgs),
     /// Measures scoring medoids and centroids against scoring all keys.
     Select(ClusterSelectArgs),
 }
@@ -82,6 +89,8 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         ClusterCommand::Grow(args) => grow::run(args),
         ClusterCommand::Layout(args) => layout::run(args),
         ClusterCommand::Methods(args) => methods::run(args),
+        ClusterCommand::Place(args) => stripes::run_place(args),
+        ClusterCommand::Schedule(args) => stripes::run_schedule(args),
         ClusterCommand::Select(args) => select::run(args),
     }
 }
