@@ -41,8 +41,8 @@ pub(crate) struct PageSources {
 impl PageSources {
     /// Returns the sources of frames on these devices. Every index of `frames` is one of `devices`.
     ///
-    /// Devices that are less than [`SLOW`] times slower than the fastest one count as equal. Estimates of equal devices
-    /// differ by nearly as much. They also change with every read, and a prefetch would bring the wrong pages.
+    /// Devices that are less than [`SLOW`] times slower than the fastest one count as equal, because estimates of equal
+    /// devices differ. They also change with every read, and a prefetch would then bring the wrong pages.
     pub(crate) fn new(frames: Vec<Option<usize>>, mut devices: Vec<PageDevice>, policy: BalancePolicy) -> Self {
         let in_use = frames.iter().flatten().filter_map(|at| devices.get(*at)).filter(|device| !device.avoided);
         let fastest = in_use.min_by(|one, other| one.page_s().total_cmp(&other.page_s())).copied();

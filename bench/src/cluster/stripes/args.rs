@@ -49,8 +49,8 @@ pub(crate) struct StripeArgs {
 `sequential` has the entries in the order of tokens, page by page over the devices. `unbalanced` has the clusters of a
 layer on the device that has least. The others deal each cluster in units of this many pages. Topics overlap by
 --overlap, and steps read by the default schedule. `bound_us` is the time that the busiest device needs for its bytes
-and requests at the limits. With --profile, --read-bps or --read-iops every device has that speed (root only). The devices
-are made below --device and removed at the end.")]
+and requests at the limits. With --profile, --read-bps or --read-iops every device has that speed (root only). Such
+devices are made below --device and removed at the end.")]
 pub(crate) struct ClusterPlaceArgs {
     #[command(flatten)]
     pub(super) own: StripeArgs,

@@ -68,7 +68,8 @@ pub(super) fn on_devices(
         return print_skipped(args.common.json, &why);
     }
     let least = u64::from(args.devices.iter().copied().min().unwrap_or(1));
-    let bytes = needed / least + (96 << 20);
+    // A file system of whole mebibytes.
+    let bytes = (needed / least + (96 << 20)).next_multiple_of(1 << 20);
     let mut set =
         DeviceSet::up(&args.common.device, &DeviceSpec { count: most, bytes, limits: DeviceLimits::NONE, slow: None })?;
     set.measure_host(bytes, &limits)?;
