@@ -261,8 +261,8 @@ impl ManifestLog {
     /// Takes a file for each copy, of `wanted` bytes or at least `least`. Returns them, the bytes of the shortest in
     /// whole pages, and the bytes of all.
     ///
-    /// The first copies may take the space of the last one on a full device. Then all files get `least` bytes, and spare
-    /// files that are larger are removed before.
+    /// The first copies may take the space of the last one on a full device. Then all files get `least` bytes, after
+    /// larger spare files were removed.
     fn take_files(
         devices: &Devices,
         generation: u64,
