@@ -93,6 +93,8 @@ pub(super) struct F32;
 pub(super) struct F16;
 /// The upper half of an f32.
 pub(super) struct Bf16;
+/// A signed byte.
+pub(super) struct Int8;
 
 impl StoredElement for F32 {
     words_of_bytes!(4);
@@ -190,6 +192,34 @@ impl StoredElement for Bf16 {
     unsafe fn load<S: Vector>(from: *const u8) -> S::V {
         // SAFETY: the caller keeps the contract of the trait.
         unsafe { S::load_bf16(from) }
+    }
+}
+
+impl StoredElement for Int8 {
+    words_of_bytes!(1);
+
+    #[inline(always)]
+    fn widen(word: Self::Word) -> f32 {
+        f32::from(i8::from_le_bytes(word))
+    }
+
+    #[inline(always)]
+    fn narrow(x: f32) -> Self::Word {
+        // Half of the next number is added and taken away, so that the sum has room for integers alone.
+        const INTEGERS: f32 = 12_582_912.0;
+        let whole = (x.clamp(-128.0, 127.0) + INTEGERS) - INTEGERS;
+        (whole as i8).to_le_bytes()
+    }
+
+    #[inline(always)]
+    fn round_up(x: f32) -> f32 {
+        x.ceil()
+    }
+
+    #[inline(always)]
+    unsafe fn load<S: Vector>(from: *const u8) -> S::V {
+        // SAFETY: the caller keeps the contract of the trait.
+        unsafe { S::load_i8(from) }
     }
 }
 
@@ -394,6 +424,19 @@ mod tests {
             let most = bf16::MAX.to_f32();
             assert_eq!(Bf16::narrow(x), bf16::from_f32(x.clamp(-most, most)).to_le_bytes(), "{bits:#x}");
         }
+    }
+
+    #[test]
+    fn signed_bytes_round_to_the_nearest() {
+        for byte in i8::MIN..=i8::MAX {
+            let x = Int8::widen(byte.to_le_bytes());
+            assert_eq!(
+                (x, Int8::narrow(x), Int8::narrow(x + 0.4)),
+                (f32::from(byte), byte.to_le_bytes(), byte.to_le_bytes())
+            );
+        }
+        let narrow = [0.6, -2.5, 1e9, -1e9].map(|x| i8::from_le_bytes(Int8::narrow(x)));
+        assert_eq!((narrow, Int8::round_up(3.2)), ([1, -2, 127, -128], 4.0));
     }
 
     #[test]

@@ -199,7 +199,7 @@ impl Kernel {
     /// Writes the dot products of records with query vectors: `out[r * columns + i] = query[i] . record(r)`. Query
     /// vector `i` meets the elements of head `i / per_head`.
     pub(super) fn row_scores(&self, run: &RecordRun<'_>, query: &[f32], out: &mut [f32], scratch: &mut [f32; SCRATCH]) {
-        assert!(run.record > 0 && run.dtype.bytes() == 2 && run.offset + run.heads * run.dim <= run.record);
+        assert!(run.record > 0 && run.offset + run.heads * run.dim <= run.record);
         assert!(run.count() * run.columns <= out.len());
         if run.transposed {
             assert!(run.heads == 1 && run.columns.is_multiple_of(PAD) && run.stride() <= SCRATCH / 8);

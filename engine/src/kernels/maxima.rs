@@ -11,6 +11,35 @@ multiversion! {
         = best_of_groups;
 }
 
+multiversion! {
+    /// Writes the sum of each unit's lanes times their weights. Units are packed side by side in rows of 16 lanes,
+    /// `[scores.len(), lanes]`, and a row has 16 weights. `lanes` is 1, 2, 4 or 8.
+    pub(crate) fn packed_sums(units: &[f32], weights: &[f32], lanes: usize, scores: &mut [f32]) = sums_of_packed;
+}
+
+#[inline(always)]
+fn sums_of_packed(units: &[f32], weights: &[f32], lanes: usize, scores: &mut [f32]) {
+    let Some(weights) = weights.first_chunk::<16>() else { return };
+    match lanes {
+        1 => sums_of_packed_by::<1>(units, weights, scores),
+        2 => sums_of_packed_by::<2>(units, weights, scores),
+        4 => sums_of_packed_by::<4>(units, weights, scores),
+        _ => sums_of_packed_by::<8>(units, weights, scores),
+    }
+}
+
+#[inline(always)]
+fn sums_of_packed_by<const LANES: usize>(units: &[f32], weights: &[f32; 16], scores: &mut [f32]) {
+    for (row, scores) in units.as_chunks::<16>().0.iter().zip(scores.chunks_mut(16 / LANES)) {
+        let products: [f32; 16] = std::array::from_fn(|i| row[i] * weights[i]);
+        for (unit, score) in products.as_chunks::<LANES>().0.iter().zip(scores) {
+            // A sum begins with zero, so that it is never negative zero.
+            let sum = unit.iter().fold(0.0, |sum, x| sum + x);
+            *score = if sum > f32::NEG_INFINITY { sum } else { f32::NEG_INFINITY };
+        }
+    }
+}
+
 #[inline(always)]
 fn best_of_groups(units: &[f32], weights: &[f32], lanes: usize, per_group: usize, scores: &mut [f32]) {
     match (lanes, per_group) {
@@ -297,6 +326,22 @@ mod tests {
                 let is_negative_zero = *score == 0.0 && score.is_sign_negative();
                 prop_assert!(*score == expected && !(is_negative_zero && per_group == 1), "{} {}", score, expected);
             }
+        }
+    }
+
+    #[test]
+    fn packed_sums_are_those_of_each_unit() {
+        for lanes in [1, 2, 4, 8] {
+            let units: Vec<f32> = (0..48).map(|at| (at % 7) as f32 - 3.0).collect();
+            let weights: Vec<f32> = (0..16).map(|at| (at % 5) as f32 - 2.0).collect();
+            let mut scores = vec![7.0; 48 / lanes];
+            packed_sums(&units, &weights, lanes, &mut scores);
+            for (at, score) in scores.iter().enumerate() {
+                let sum: f32 = (at * lanes..(at + 1) * lanes).map(|at| units[at] * weights[at % 16]).sum();
+                assert_eq!((*score, score.is_sign_negative()), (sum, sum < 0.0), "{lanes} lanes, unit {at}");
+            }
+            packed_sums(&[f32::NAN; 16], &weights, lanes, &mut scores[..16 / lanes]);
+            assert_eq!(scores[0], f32::NEG_INFINITY);
         }
     }
 

@@ -4,7 +4,7 @@
 //! | file | what it computes |
 //! |---|---|
 //! | `scores`, `softmax`, `values` | the three passes of attention |
-//! | `row_scores`, `row_query` | query vectors against summary records of 16-bit elements |
+//! | `row_scores`, `row_query` | query vectors against summary records of 16 or 8 bits per element |
 //! | `dot` | one weighted sum over a record of 16-bit elements |
 //! | `sign_sums`, `code_sums`, `table_sums` | sums of table entries by sign bits, by code bytes |
 //! | `softmax_parts`, `lane_softmax` | the softmax of selection, in bf16 and in f32 |
@@ -20,7 +20,7 @@
 //! | `rope`, `hadamard` | rotations of keys |
 //! | `quantise` | eight and four bits per element, and back |
 //! | `convert` | f16 and bf16 to f32, and back |
-//! | `scaled_halves` | rows of f16 with a power of two |
+//! | `scaled_halves`, `scaled_bytes` | rows of f16 with a power of two, rows of signed bytes with a factor |
 //! | `strided` | checks and conversions of the rows that a caller appends |
 //!
 //! Below them:
@@ -59,6 +59,7 @@ mod rope;
 mod row_query;
 mod row_scores;
 mod row_softmax;
+mod scaled_bytes;
 mod scaled_halves;
 mod scores;
 mod sign_sums;
@@ -84,7 +85,7 @@ pub(crate) use hadamard::rotate_randomly;
 pub use kernel::{Kernel, kernel_name};
 pub(crate) use lane_softmax::{exponentiate, lane_weights, powers};
 pub(crate) use matmul::{add_weighted_rows, multiply_add, multiply_add_upper, multiply_by_lanes};
-pub(crate) use maxima::{all_below, best_by_head, best_query_heads, best_scores, best_units};
+pub(crate) use maxima::{all_below, best_by_head, best_query_heads, best_scores, best_units, packed_sums};
 pub(crate) use merge_sums::merge_sums;
 pub(crate) use nearest::{add_row, lower_distances, nearest_columns, scale_row, squared_norms, transpose};
 pub(crate) use plane::{PAD, Plane, SCRATCH};
@@ -97,6 +98,7 @@ pub(crate) use quantise::{DequantiseError, QuantisedShape, dequantise_4, dequant
 pub(crate) use rope::{Angles, Rotation};
 pub(crate) use row_query::RowQuery;
 pub(crate) use row_softmax::add_softmax;
+pub(crate) use scaled_bytes::{narrow_to_bytes, narrow_to_bytes_evenly, squared_norm_of_bytes, widen_bytes};
 pub(crate) use scaled_halves::{narrow_scaled, power_of_two, widen_scaled};
 pub(crate) use sign_sums::{SIGN_BYTES, SignQuad, SignSums, SignTables, pack_signs, sign_sums, signed_sum};
 pub(crate) use softmax::SoftmaxOutcome;

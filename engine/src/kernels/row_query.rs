@@ -8,7 +8,7 @@
 
 use super::kernel::Kernel;
 use super::plane::{PAD, SCRATCH};
-use super::row_scores::RecordRun;
+use super::row_scores::{RecordElement, RecordRun};
 use stratakv_format::DType;
 
 /// Scores of a tile.
@@ -61,10 +61,10 @@ impl RowQuery {
         elements.saturating_add(SCRATCH).saturating_mul(size_of::<f32>())
     }
 
-    fn run<'a>(&self, records: &'a [u16], (record, offset): (usize, usize), dtype: DType) -> RecordRun<'a> {
+    fn run<'a>(&self, records: &'a [u8], (record, offset): (usize, usize), element: RecordElement) -> RecordRun<'a> {
         let &Self { transposed, heads, per_head, dim, .. } = self;
         let columns = if transposed { per_head.next_multiple_of(PAD) } else { heads * per_head };
-        RecordRun { records, record, offset, heads, per_head, dim, dtype, columns, transposed }
+        RecordRun { records, record, offset, heads, per_head, dim, element, columns, transposed }
     }
 
     /// Writes to `out`, `[records, columns]`, the dot products with the elements from `offset` on of each record.
@@ -79,13 +79,46 @@ impl RowQuery {
         out: &mut [f32],
         columns: usize,
     ) {
-        let mut run = self.run(records, (record, offset), dtype);
+        self.put_elements(bytemuck::cast_slice(records), (record, offset), halves(dtype), out, columns);
+    }
+
+    /// Writes the dot products with records of `record` f16 in little-endian bytes, as [`Self::put`] does.
+    pub(crate) fn put_half_bytes(
+        &mut self,
+        records: &[u8],
+        (record, offset): (usize, usize),
+        out: &mut [f32],
+        columns: usize,
+    ) {
+        self.put_elements(records, (record, offset), RecordElement::F16, out, columns);
+    }
+
+    /// Writes the dot products with records of `record` signed bytes, as [`Self::put`] does.
+    pub(crate) fn put_bytes(
+        &mut self,
+        records: &[i8],
+        (record, offset): (usize, usize),
+        out: &mut [f32],
+        columns: usize,
+    ) {
+        self.put_elements(bytemuck::cast_slice(records), (record, offset), RecordElement::Int8, out, columns);
+    }
+
+    fn put_elements(
+        &mut self,
+        records: &[u8],
+        (record, offset): (usize, usize),
+        element: RecordElement,
+        out: &mut [f32],
+        columns: usize,
+    ) {
+        let mut run = self.run(records, (record, offset), element);
         if run.columns == columns || !run.transposed && run.columns < columns {
             run.columns = columns;
             Kernel::best().row_scores(&run, &self.query, out, &mut self.scratch);
         } else {
             out.fill(0.0);
-            self.add_slices(std::iter::once(records), (record, offset), dtype, out, columns);
+            self.add_elements(std::iter::once(records), (record, offset), element, out, columns);
         }
     }
 
@@ -99,12 +132,23 @@ impl RowQuery {
         out: &mut [f32],
         columns: usize,
     ) {
+        self.add_elements(slices.map(bytemuck::cast_slice), (record, offset), halves(dtype), out, columns);
+    }
+
+    fn add_elements<'a>(
+        &mut self,
+        slices: impl Iterator<Item = &'a [u8]>,
+        (record, offset): (usize, usize),
+        element: RecordElement,
+        out: &mut [f32],
+        columns: usize,
+    ) {
         let count = self.heads * self.per_head;
         let mut out = out.chunks_exact_mut(columns);
         for slice in slices {
             let tile = (TILE / count).max(1).next_multiple_of(8);
-            for records in slice.chunks(tile * record) {
-                let run = self.run(records, (record, offset), dtype);
+            for records in slice.chunks(tile * record * element.bytes()) {
+                let run = self.run(records, (record, offset), element);
                 self.tile.resize(tile * run.columns, 0.0);
                 Kernel::best().row_scores(&run, &self.query, &mut self.tile, &mut self.scratch);
                 for (found, out) in self.tile.chunks_exact(run.columns).take(run.count()).zip(&mut out) {
@@ -113,6 +157,12 @@ impl RowQuery {
             }
         }
     }
+}
+
+/// Returns the element of records of a type of 16 bits.
+fn halves(dtype: DType) -> RecordElement {
+    debug_assert_eq!(dtype.bytes(), 2);
+    if dtype == DType::Bf16 { RecordElement::Bf16 } else { RecordElement::F16 }
 }
 
 #[cfg(test)]
@@ -146,7 +196,7 @@ mod tests {
             rows.add_slices(records.chunks(3 * record), (record, offset), dtype, &mut out, columns);
             // Every kernel writes the same scores up to rounding.
             for kernel in Kernel::available() {
-                let mut run = rows.run(&records, (record, offset), dtype);
+                let mut run = rows.run(bytemuck::cast_slice(&records), (record, offset), halves(dtype));
                 if !run.transposed {
                     run.columns = columns;
                 }
@@ -172,6 +222,42 @@ mod tests {
                     let key = &row[offset + i / per_head * dim..][..dim];
                     let dot: f64 = q.iter().zip(key).map(|(q, k)| f64::from(*q) * f64::from(wide(*k))).sum();
                     prop_assert!((f64::from(*out) - 0.5 - dot).abs() < 1e-4 * (dim as f64).max(1.0), "{out} {dot}");
+                }
+            }
+        }
+
+        #[test]
+        fn scores_of_bytes_are_exact_for_integers(
+            (heads, per_head, dim) in prop_oneof![
+                (1_usize..5, 1_usize..9, 1_usize..70), (Just(1), 9_usize..40, 1_usize..70),
+                (Just(8), Just(1), prop::sample::select(vec![16_usize, 32])), Just((1, 1, 300)), Just((1, 16, 128)),
+            ],
+            count in 0_usize..70, (offset, rest) in prop_oneof![Just((0, 0)), (0_usize..3, 0_usize..3)],
+            seed in any::<u64>(),
+        ) {
+            let mut rng = fastrand::Rng::with_seed(seed);
+            let query: Vec<f32> = (0..heads * per_head * dim).map(|_| f32::from(rng.i8(-9..9))).collect();
+            let record = offset + heads * dim + rest;
+            let records: Vec<i8> = (0..count * record).map(|_| rng.i8(..)).collect();
+            let (own, wide) = (heads * per_head, (heads * per_head).next_multiple_of(8) + 8);
+            let mut rows = RowQuery::new(&query, heads, dim);
+            let exact = |row: &[i8], i: usize| {
+                let key = &row[offset + i / per_head * dim..][..dim];
+                query[i * dim..][..dim].iter().zip(key).map(|(q, k)| q * f32::from(*k)).sum::<f32>()
+            };
+            for columns in [own, wide] {
+                let mut put = vec![7.0; count * columns];
+                rows.put_bytes(&records, (record, offset), &mut put, columns);
+                for (row, put) in records.chunks_exact(record).zip(put.chunks_exact(columns)) {
+                    prop_assert!((0..own).all(|i| put[i] == exact(row, i)), "{put:?}");
+                }
+            }
+            for kernel in Kernel::available() {
+                let run = rows.run(bytemuck::cast_slice(&records), (record, offset), RecordElement::Int8);
+                let mut put = vec![7.0; count * run.columns];
+                kernel.row_scores(&run, &rows.query, &mut put, &mut rows.scratch);
+                for (row, put) in records.chunks_exact(record).zip(put.chunks_exact(run.columns)) {
+                    prop_assert!((0..own).all(|i| put[i] == exact(row, i)), "{}: {put:?}", kernel.name());
                 }
             }
         }

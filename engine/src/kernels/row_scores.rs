@@ -1,4 +1,4 @@
-//! Dot products of query vectors with records of 16-bit elements, for selection.
+//! Dot products of query vectors with records of 16-bit elements or signed bytes, for selection.
 //!
 //! One step of decoding reads all summaries of a layer once, so this loop has to run at the speed of memory. Four loops
 //! share the work:
@@ -12,20 +12,39 @@
 // Register blocks are indexed by constants, because iterators would hide which registers are meant.
 #![allow(clippy::needless_range_loop)]
 
-use super::convert::{Bf16, F16, StoredElement, widen_padded};
+use super::convert::{Bf16, F16, Int8, StoredElement, widen_padded};
 use super::plane::PAD;
 use super::prefetch::{LINE, PrefetchRange, prefetch_range};
 use super::scores::dot_group;
 use super::vector::Vector;
-use stratakv_format::DType;
 
 /// Bytes between the record in work and the record that is prefetched. Measured on Zen 4.
 const RECORDS_AHEAD: usize = 8192;
 
-/// Consecutive records of 16-bit elements, and the elements of them that meet the query.
+/// The type of the elements of records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RecordElement {
+    F16,
+    Bf16,
+    Int8,
+}
+
+impl RecordElement {
+    /// Returns the bytes of an element.
+    #[inline(always)]
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Self::F16 => F16::BYTES,
+            Self::Bf16 => Bf16::BYTES,
+            Self::Int8 => Int8::BYTES,
+        }
+    }
+}
+
+/// Consecutive records, and the elements of them that meet the query.
 pub(super) struct RecordRun<'a> {
-    /// The elements of all records.
-    pub(super) records: &'a [u16],
+    /// The bytes of all records.
+    pub(super) records: &'a [u8],
     /// Elements of a record.
     pub(super) record: usize,
     /// The first element of a record that takes part.
@@ -36,8 +55,8 @@ pub(super) struct RecordRun<'a> {
     pub(super) per_head: usize,
     /// Elements of a head.
     pub(super) dim: usize,
-    /// The element type, f16 or bf16.
-    pub(super) dtype: DType,
+    /// The element type.
+    pub(super) element: RecordElement,
     /// Columns of a row of scores.
     pub(super) columns: usize,
     /// True if the query is `[dim, columns]`, for one head. Otherwise it is `[heads * per_head, stride]`.
@@ -47,7 +66,23 @@ pub(super) struct RecordRun<'a> {
 impl RecordRun<'_> {
     /// Returns the number of records.
     pub(super) fn count(&self) -> usize {
-        self.records.len() / self.record
+        self.records.len() / self.record_bytes()
+    }
+
+    /// Returns the bytes of a record.
+    #[inline(always)]
+    fn record_bytes(&self) -> usize {
+        self.record * self.element.bytes()
+    }
+
+    /// Returns the first element of a record that takes part.
+    ///
+    /// # Safety
+    /// There is a record `at`.
+    #[inline(always)]
+    unsafe fn row<E: StoredElement>(&self, at: usize) -> *const u8 {
+        // SAFETY: the elements from the offset on are inside the record.
+        unsafe { self.records.as_ptr().add((at * self.record + self.offset) * E::BYTES) }
     }
 
     /// Returns the elements from one query vector to the next, and from one widened record to the next.
@@ -60,7 +95,8 @@ impl RecordRun<'_> {
     /// Long records have none, because the prefetcher of the processor follows them.
     #[inline(always)]
     fn prefetch_distance(&self) -> Option<usize> {
-        (2 * self.dim <= RECORDS_AHEAD / 4).then(|| RECORDS_AHEAD.next_multiple_of(2 * self.record))
+        let bytes = self.dim * self.element.bytes();
+        (bytes <= RECORDS_AHEAD / 4).then(|| RECORDS_AHEAD.next_multiple_of(self.record_bytes()))
     }
 }
 
@@ -72,12 +108,13 @@ impl RecordRun<'_> {
 pub(super) unsafe fn row_scores<S: Vector>(run: &RecordRun<'_>, query: *const f32, out: *mut f32, scratch: *mut f32) {
     // SAFETY: the caller keeps the contract of this function.
     unsafe {
-        match (run.dtype, run.transposed) {
-            (DType::F32, _) => {}
-            (DType::F16, false) => blocks::<S, F16>(run, query, out),
-            (DType::Bf16, false) => blocks::<S, Bf16>(run, query, out),
-            (DType::F16, true) => transposed::<S, F16>(run, query, out, scratch),
-            (DType::Bf16, true) => transposed::<S, Bf16>(run, query, out, scratch),
+        match (run.element, run.transposed) {
+            (RecordElement::F16, false) => blocks::<S, F16>(run, query, out),
+            (RecordElement::Bf16, false) => blocks::<S, Bf16>(run, query, out),
+            (RecordElement::Int8, false) => blocks::<S, Int8>(run, query, out),
+            (RecordElement::F16, true) => transposed::<S, F16>(run, query, out, scratch),
+            (RecordElement::Bf16, true) => transposed::<S, Bf16>(run, query, out, scratch),
+            (RecordElement::Int8, true) => transposed::<S, Int8>(run, query, out, scratch),
         }
     }
 }
@@ -96,7 +133,7 @@ unsafe fn blocks<S: Vector, E: StoredElement>(run: &RecordRun<'_>, query: *const
     };
     let ahead = run.prefetch_distance();
     // Heads that share a cache line.
-    let together = (LINE / (2 * run.dim)).max(1);
+    let together = (LINE / (E::BYTES * run.dim)).max(1);
     // Records hold exactly one vector per head, and scores exactly one column per head.
     let alone = S::WIDE && group == 1 && run.columns == run.heads && run.record == run.heads * run.dim;
     let mut done = match (run.heads, run.dim / S::LANES, run.dim % S::LANES) {
@@ -119,7 +156,7 @@ unsafe fn blocks<S: Vector, E: StoredElement>(run: &RecordRun<'_>, query: *const
         // SAFETY: the records, the query and the scores contain every element accessed, as the caller asserted.
         unsafe {
             for (t, row) in rows.iter_mut().enumerate().take(n) {
-                *row = run.records.as_ptr().add((done + t) * run.record + run.offset).cast::<u8>();
+                *row = run.row::<E>(done + t);
             }
             for head in 0..run.heads {
                 if let Some(ahead) = ahead
@@ -128,7 +165,7 @@ unsafe fn blocks<S: Vector, E: StoredElement>(run: &RecordRun<'_>, query: *const
                     for row in &rows[..n] {
                         prefetch_range::<S>(&PrefetchRange {
                             start: row.wrapping_add(ahead),
-                            bytes: 2 * run.dim * together,
+                            bytes: E::BYTES * run.dim * together,
                         });
                     }
                 }
@@ -136,7 +173,7 @@ unsafe fn blocks<S: Vector, E: StoredElement>(run: &RecordRun<'_>, query: *const
                 let out = out.add(done * run.columns + head * group);
                 dot_group::<S, E>(q, stride, group, &rows, n, run.dim, out, run.columns);
                 for row in &mut rows[..n] {
-                    *row = row.wrapping_add(2 * run.dim);
+                    *row = row.wrapping_add(E::BYTES * run.dim);
                 }
             }
         }
@@ -162,7 +199,7 @@ unsafe fn sixteen_at_a_time<S: Vector, E: StoredElement, const H: usize, const V
         // SAFETY: sixteen heads in whole records, a query vector for each head and sixteen scores are in bounds, as the
         // caller asserted.
         unsafe {
-            let keys = run.records.as_ptr().add(done * H * dim).cast::<u8>();
+            let keys = run.row::<E>(done);
             let mut sums = [[S::splat(0.0); 4]; 4];
             for (t, sum) in sums.as_flattened_mut().iter_mut().enumerate() {
                 let row = keys.add(t * dim * E::BYTES);
@@ -188,7 +225,7 @@ unsafe fn sixteen_at_a_time<S: Vector, E: StoredElement, const H: usize, const V
 #[inline(always)]
 unsafe fn one_by_one<S: Vector, E: StoredElement>(run: &RecordRun<'_>, query: *const f32, out: *mut f32) {
     let (count, dim, step) = (run.count(), run.dim, 4 * S::LANES);
-    let ahead = RECORDS_AHEAD.next_multiple_of(2 * run.record);
+    let ahead = RECORDS_AHEAD.next_multiple_of(run.record_bytes());
     for first in (0..count).step_by(4) {
         let n = (count - first).min(4);
         // SAFETY: the records, a query of whole vectors and the scores contain every element accessed, as the caller
@@ -197,7 +234,7 @@ unsafe fn one_by_one<S: Vector, E: StoredElement>(run: &RecordRun<'_>, query: *c
             let zero = S::splat(0.0);
             let mut four = [zero; 4];
             for (t, sum) in four.iter_mut().enumerate().take(n) {
-                let row = run.records.as_ptr().add((first + t) * run.record + run.offset).cast::<u8>();
+                let row = run.row::<E>(first + t);
                 let mut sums = [zero; 4];
                 let mut d = 0;
                 while d + step <= dim {
@@ -267,9 +304,9 @@ unsafe fn transposed_blocks<S: Vector, E: StoredElement, const T: usize>(
         // of them, as the caller asserted.
         unsafe {
             for t in 0..n {
-                let row = run.records.as_ptr().add((done + t) * run.record + run.offset).cast::<u8>();
+                let row = run.row::<E>(done + t);
                 if let Some(ahead) = ahead {
-                    prefetch_range::<S>(&PrefetchRange { start: row.wrapping_add(ahead), bytes: 2 * run.dim });
+                    prefetch_range::<S>(&PrefetchRange { start: row.wrapping_add(ahead), bytes: E::BYTES * run.dim });
                 }
                 widen_padded::<S, E>(row, run.dim, scratch.add(t * stride));
             }

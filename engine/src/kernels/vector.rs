@@ -27,6 +27,8 @@ pub(super) unsafe trait Vector: Copy {
     unsafe fn load_f16(from: *const u8) -> Self::V;
     /// Loads bf16 elements and widens them.
     unsafe fn load_bf16(from: *const u8) -> Self::V;
+    /// Loads signed bytes and widens them.
+    unsafe fn load_i8(from: *const u8) -> Self::V;
     /// Stores f32 elements.
     unsafe fn store(to: *mut f32, v: Self::V);
     /// Returns `a + b`.

@@ -8,6 +8,7 @@
 mod adapter;
 mod block_mean;
 mod bounds;
+mod byte_rows;
 #[cfg(feature = "calibrate")]
 mod calibrate;
 mod cluster_choice;

@@ -36,6 +36,11 @@ impl SealedKeys {
         self.planes.add().copy_from_slice(group.plane());
     }
 
+    /// Adds the next group with a plane of zeros, which is returned to be written.
+    pub(crate) fn add(&mut self) -> &mut [u8] {
+        self.planes.add()
+    }
+
     /// Passes over the next group, without its keys. There are no keys of earlier groups.
     pub fn skip(&mut self) {
         self.first += 1;
@@ -118,6 +123,13 @@ impl SealedKeys {
 }
 
 impl SealedKeys {
+    /// Returns the keys of tokens that it has, if they are kept as rows of f16: those of one KV head, or of the only
+    /// one.
+    pub(crate) fn half_rows(&self, tokens: Range<usize>, head: Option<usize>) -> Option<HalfRows<'_>> {
+        let head = head.or((self.shape.kv_heads == 1).then_some(0))?;
+        (self.shape.dtype == DType::F16).then_some(HalfRows { keys: self, tokens, head })
+    }
+
     /// Returns the keys of tokens as [`Self::rows`] does, in 16 bits per element.
     pub(crate) fn scaled_rows(&self, tokens: Range<usize>, head: Option<usize>) -> ScaledRows {
         let dim = if head.is_some() { self.shape.key_dim } else { self.shape.width() };
@@ -141,6 +153,34 @@ impl SealedKeys {
         let plane = self.planes.slice(group..group + 1);
         let heads = head.map_or(0..kv_heads, |head| head..head + 1);
         heads.map(move |head| &plane[(head * group_tokens + token % group_tokens) * row..][..row])
+    }
+}
+
+/// The keys of consecutive tokens of one KV head as they are kept, in f16.
+#[derive(Clone, Debug)]
+pub(crate) struct HalfRows<'a> {
+    keys: &'a SealedKeys,
+    tokens: Range<usize>,
+    head: usize,
+}
+
+impl HalfRows<'_> {
+    /// Returns the number of rows.
+    pub(crate) fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Returns the bytes of the rows, one slice per group.
+    pub(crate) fn slices(&self) -> impl Iterator<Item = &[u8]> {
+        let KeyShape { key_dim, group_tokens, dtype, .. } = self.keys.shape;
+        let (row, groups) = (key_dim * dtype.bytes(), self.keys.groups());
+        let own = self.tokens.start / group_tokens..self.tokens.end.div_ceil(group_tokens);
+        own.map(move |group| {
+            let (first, last) = (self.tokens.start.max(group * group_tokens), (group + 1) * group_tokens);
+            let plane = self.keys.planes.slice(group - groups.start..group + 1 - groups.start);
+            let at = self.head * group_tokens + first % group_tokens;
+            &plane[at * row..][..(self.tokens.end.min(last) - first) * row]
+        })
     }
 }
 

@@ -5,7 +5,8 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::{
-    RowQuery, WeightedSums, best_scores, best_units, exponentiate, lane_weights, narrow_bf16, softmax_parts, widen_bf16,
+    RowQuery, WeightedSums, best_scores, best_units, exponentiate, lane_weights, narrow_bf16, packed_sums,
+    softmax_parts, widen_bf16,
 };
 use crate::retrieval::entry_selector::EntrySelector;
 pub use crate::retrieval::head_aggregation::HeadAggregation;
@@ -131,6 +132,9 @@ pub fn aggregate(
             let weights: Vec<f32> = (0..lanes).map(|lane| f32::from(u8::from(lane < heads))).collect();
             best_scores(units, &weights, lanes, per_group, scores);
         }
+        HeadAggregation::Softmax if per_group == 1 && lanes < PACKED && PACKED.is_multiple_of(lanes) => {
+            packed_softmax(units, (heads, lanes), scale, scores);
+        }
         HeadAggregation::Softmax => {
             softmax.add(units);
             best_scores(units, &softmax.weights(&softmax.maxima, heads), lanes, per_group, scores);
@@ -142,6 +146,31 @@ pub fn aggregate(
             best_scores(&groups, &softmax.weights(&softmax.maxima, heads), lanes, 1, scores);
         }
     }
+}
+
+/// Lanes of a register that several units share.
+const PACKED: usize = 16;
+
+/// Writes the sum over `heads` of the softmax of each lane, for `units` `[scores.len(), lanes]`. `lanes` divides
+/// [`PACKED`].
+///
+/// Units are packed side by side, so that each lane is several lanes with a maximum and a sum of their own. The last
+/// units, which fill no row, have their own as well.
+fn packed_softmax(units: &mut [f32], (heads, lanes): (usize, usize), scale: f32, scores: &mut [f32]) {
+    let (packed, rest) = units.split_at_mut(units.len() / PACKED * PACKED);
+    let (mut all, mut last) = (Softmax::new(PACKED, scale), Softmax::new(lanes, scale));
+    all.add(packed);
+    last.add(rest);
+    let (maxima, last_maxima) = (all.maxima.clone(), last.maxima.clone());
+    for lane in 0..lanes {
+        last.join(lane, &all);
+        all.spread(lane, &last);
+    }
+    let mut weights = all.weights(&maxima, PACKED);
+    weights.iter_mut().enumerate().filter(|(lane, _)| lane % lanes >= heads).for_each(|(_, weight)| *weight = 0.0);
+    let (packed_scores, last_scores) = scores.split_at_mut(packed.len() / lanes);
+    packed_sums(packed, &weights, lanes, packed_scores);
+    best_scores(rest, &last.weights(&last_maxima, heads), lanes, 1, last_scores);
 }
 
 /// A softmax over units, one tile at a time.
@@ -163,6 +192,24 @@ impl Softmax {
     /// Replaces `units` `[units, lanes]` by `exp(scale * (x - max))` per lane, with the maxima so far.
     fn add(&mut self, units: &mut [f32]) {
         exponentiate(units, &mut self.maxima, &mut self.sums, self.factor);
+    }
+
+    /// Adds the lanes of `packed` that stand for a lane to it.
+    fn join(&mut self, lane: usize, packed: &Self) {
+        let own = (self.maxima[lane], self.sums[lane]);
+        let others = (lane..PACKED).step_by(self.maxima.len()).map(|at| (packed.maxima[at], packed.sums[at]));
+        // A lane without a unit has the sum 0 and no maximum.
+        let each = || std::iter::once(own).chain(others.clone()).filter(|(_, sum)| *sum > 0.0);
+        let largest = each().map(|(max, _)| max).fold(f32::MIN, f32::max);
+        self.sums[lane] = each().map(|(max, sum)| sum * ((max - largest) * self.factor).exp2()).sum();
+        self.maxima[lane] = largest;
+    }
+
+    /// Takes maximum and sum of a lane of `joined`, for all lanes that stand for it.
+    fn spread(&mut self, lane: usize, joined: &Self) {
+        for at in (lane..PACKED).step_by(joined.maxima.len()) {
+            (self.maxima[at], self.sums[at]) = (joined.maxima[lane], joined.sums[lane]);
+        }
     }
 
     /// Returns the factors of exponentials with these maxima, 0 for lanes that do not count.
@@ -396,14 +443,16 @@ mod tests {
         #[test]
         fn softmax_per_head_then_sum_then_maximum(
             values in prop::collection::vec(-8.0_f32..8.0, 12..200), heads in 1_usize..9, per_group in 1_usize..5,
+            wide in any::<bool>(),
         ) {
             let tokens = values.len() / heads;
             prop_assume!(tokens > 0);
-            let mut units = vec![0.0; tokens * 16];
-            for t in 0..tokens { for h in 0..heads { units[t * 16 + h] = values[t * heads + h]; } }
+            let lanes = if wide { 16 } else { heads.next_power_of_two() };
+            let mut units = vec![0.0; tokens * lanes];
+            for t in 0..tokens { for h in 0..heads { units[t * lanes + h] = values[t * heads + h]; } }
             let groups = tokens.div_ceil(per_group);
             let mut scores = vec![0.0; groups];
-            aggregate(&mut units.clone(), (heads, 16), per_group, HeadAggregation::Softmax, 0.5, &mut scores);
+            aggregate(&mut units.clone(), (heads, lanes), per_group, HeadAggregation::Softmax, 0.5, &mut scores);
             let mut weights = vec![0.0_f64; tokens];
             for h in 0..heads {
                 let e: Vec<f64> = (0..tokens).map(|t| (0.5 * f64::from(values[t * heads + h])).exp()).collect();
@@ -414,7 +463,7 @@ mod tests {
                 let best = weights[g * per_group..tokens.min((g + 1) * per_group)].iter().copied().fold(0.0, f64::max);
                 prop_assert!((f64::from(*score) - best).abs() < 1e-4, "{score} {best}");
             }
-            aggregate(&mut units.clone(), (heads, 16), per_group, HeadAggregation::GroupSoftmax, 0.5, &mut scores);
+            aggregate(&mut units.clone(), (heads, lanes), per_group, HeadAggregation::GroupSoftmax, 0.5, &mut scores);
             let mut weights = vec![0.0_f64; groups];
             for h in 0..heads {
                 let group = |g: usize| g * per_group..tokens.min((g + 1) * per_group);
@@ -426,7 +475,7 @@ mod tests {
             for (score, weight) in scores.iter().zip(&weights) {
                 prop_assert!((f64::from(*score) - weight).abs() < 1e-4, "{score} {weight}");
             }
-            aggregate(&mut units, (heads, 16), per_group, HeadAggregation::Sum, 0.5, &mut scores);
+            aggregate(&mut units, (heads, lanes), per_group, HeadAggregation::Sum, 0.5, &mut scores);
             let sum = |t: usize| values[t * heads..(t + 1) * heads].iter().sum::<f32>();
             let best = (0..per_group.min(tokens)).map(sum).fold(f32::NEG_INFINITY, f32::max);
             prop_assert!((scores[0] - best).abs() < 1e-4);

@@ -32,6 +32,10 @@ unsafe impl Vector for Avx2 {
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()))))
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> __m256 {
+        _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(from.cast())))
+    }
+    #[inline(always)]
     unsafe fn store(to: *mut f32, v: __m256) {
         _mm256_storeu_ps(to, v);
     }

@@ -32,6 +32,10 @@ unsafe impl Vector for Avx512 {
         _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))))
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> __m512 {
+        _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast())))
+    }
+    #[inline(always)]
     unsafe fn store(to: *mut f32, v: __m512) {
         _mm512_storeu_ps(to, v);
     }

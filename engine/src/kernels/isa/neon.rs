@@ -42,6 +42,11 @@ unsafe impl Vector for Neon {
         vreinterpretq_f32_u32(vshll_n_u16::<16>(vreinterpret_u16_u8(vld1_u8(from))))
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> float32x4_t {
+        let four = vreinterpret_s8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
+        vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(four))))
+    }
+    #[inline(always)]
     unsafe fn store(to: *mut f32, v: float32x4_t) {
         vst1q_u8(to.cast(), vreinterpretq_u8_f32(v));
     }

@@ -48,6 +48,11 @@ unsafe impl Vector for Portable {
         lanes(|i| Bf16::widen_bits(u16::from_le_bytes(bits[i])))
     }
     #[inline(always)]
+    unsafe fn load_i8(from: *const u8) -> Self::V {
+        let bytes: [i8; LANES] = from.cast::<[i8; LANES]>().read_unaligned();
+        lanes(|i| f32::from(bytes[i]))
+    }
+    #[inline(always)]
     unsafe fn store(to: *mut f32, v: Self::V) {
         to.cast::<Self::V>().write_unaligned(v);
     }

@@ -3,10 +3,9 @@
 use crate::kernels::prefetch;
 use crate::retrieval::cluster_choice::member_codes::CodedMembers;
 use crate::retrieval::cluster_choice::recent_tokens::RecentTokens;
-use crate::retrieval::cluster_choice::representatives::HeadProducts;
-use crate::retrieval::cluster_choice::take::{Taken, take_clusters};
+use crate::retrieval::cluster_choice::representatives::{HeadProducts, RepresentativeRows};
+use crate::retrieval::cluster_choice::take::{Overlap, Taken, take_clusters};
 use crate::retrieval::entry_selector::EntryRequest;
-use crate::retrieval::scaled_rows::ScaledRows;
 
 /// Clusters by which the prefetch of members is ahead.
 const AHEAD: usize = 16;
@@ -24,9 +23,12 @@ pub(crate) trait ClusterList {
         !self.members(cluster).is_empty()
     }
 
+    /// Returns whether a token may be in several clusters, or in one and among the tokens that wait for one.
+    fn overlap(&self) -> Overlap;
+
     /// Returns the vectors by which clusters are found: their centroids, or the keys of their medoids. A list whose
     /// members are scored may have none.
-    fn representatives(&self) -> Option<&ScaledRows>;
+    fn representatives(&self) -> Option<RepresentativeRows<'_>>;
 }
 
 /// The choice from one list: its clusters, then the recent tokens, each as a cluster of its own.
@@ -76,7 +78,13 @@ impl<'a> ListChoice<'a> {
 
     /// Takes clusters by falling score, after the tokens of `first`. The result names no recent token as a cluster.
     pub(crate) fn take(&self, scores: &[f32], first: impl Iterator<Item = u32>, ask: &EntryRequest<'_>) -> Taken {
-        let mut taken = take_clusters(scores, |cluster| self.members(cluster), first, &ask.tokens, ask.budget);
+        let mut taken = take_clusters(
+            scores,
+            (|cluster| self.members(cluster), self.list.overlap()),
+            first,
+            &ask.tokens,
+            ask.budget,
+        );
         taken.clusters.retain(|cluster| (*cluster as usize) < self.clusters);
         taken
     }
@@ -90,15 +98,15 @@ pub(crate) fn choose_clusters(
     list: &dyn ClusterList,
     (at, head): (usize, Option<usize>),
     codes: Option<&CodedMembers>,
-    (first, recent): (impl Iterator<Item = u32>, &RecentTokens),
+    (first, recent): (impl Iterator<Item = u32>, &RecentTokens<'_>),
     ask: &EntryRequest<'_>,
 ) -> Taken {
     let choice = ListChoice::new(list, recent.tokens());
     let scores = match codes {
         Some(codes) => choice.scores(codes, at, ask),
         None => {
-            let rows = [list.representatives(), recent.keys()];
-            let products = HeadProducts::of_all(rows.into_iter().flatten(), head, ask);
+            let rows: Vec<_> = list.representatives().into_iter().chain(recent.rows()).collect();
+            let products = HeadProducts::of_all(&rows, head, ask);
             products.scores(ask, |cluster| cluster >= choice.clusters || list.has_members(cluster))
         }
     };

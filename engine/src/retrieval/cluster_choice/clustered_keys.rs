@@ -19,7 +19,7 @@ pub(crate) struct ClusteredKeys {
     pub(crate) lists: ClusterLists,
 }
 
-/// Clusters tokens, of which `keys` has all keys, for each list.
+/// Clusters tokens, of which `keys` has all vectors of the space, for each list.
 ///
 /// # Errors
 /// The errors of k-means.
@@ -33,7 +33,7 @@ pub(crate) fn cluster_keys(
     let mut rows = vec![Vec::new(); space.heads().len()];
     for (head, rows) in space.heads().into_iter().zip(&mut rows) {
         rows.reserve_exact(entries * dim);
-        space.rows(keys, tokens.clone(), head, rows);
+        keys.rows(tokens.clone(), head, rows);
     }
     let views: Vec<&[f32]> = rows.iter().map(Vec::as_slice).collect();
     let threads = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);

@@ -13,8 +13,8 @@ use crate::retrieval::key_group::KeyGroup;
 use crate::retrieval::key_shape::KeyShape;
 use crate::retrieval::sealed_keys::SealedKeys;
 use crate::retrieval::transform_coded::codebook::Codebook;
-use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::DType;
 
 /// Keys that are transformed at once.
 const BATCH: usize = 64;
@@ -48,24 +48,46 @@ impl KeySpace {
         self.book.as_ref().map_or(self.options.dim(&self.shape), |book| book.dims())
     }
 
-    /// Returns the most bytes that transforming keys takes beside the vectors.
+    /// Returns the shape of the vectors, as keys of each list. Vectors of codes are kept in f32.
+    pub(crate) fn vector_shape(&self) -> KeyShape {
+        match &self.book {
+            None => self.shape,
+            Some(book) => KeyShape {
+                kv_heads: self.heads().len(),
+                key_dim: book.dims(),
+                group_tokens: self.shape.group_tokens,
+                dtype: DType::F32,
+            },
+        }
+    }
+
+    /// Returns the most bytes that transforming keys takes beside the vectors that are kept.
     pub(crate) fn scratch_bytes(&self) -> usize {
         let width = self.options.dim(&self.shape);
         // A block of the transform is copied.
-        if self.book.is_some() { (BATCH + 16) * width * size_of::<f32>() } else { 0 }
+        if self.book.is_some() { ((BATCH + 16) * width + BATCH * self.dim()) * size_of::<f32>() } else { 0 }
     }
 
-    /// Appends the vectors of tokens, `[tokens, dim]`, of a list with the keys of `head`, or of all heads.
-    pub(crate) fn rows(&self, keys: &SealedKeys, tokens: Range<usize>, head: Option<usize>, out: &mut Vec<f32>) {
-        let Some(book) = &self.book else { return keys.rows(tokens, head, out) };
-        let tokens = tokens.start.max(keys.tokens().start)..tokens.end.min(keys.tokens().end);
-        let mut own = Vec::with_capacity(tokens.len().min(BATCH) * self.options.dim(&self.shape));
-        for first in tokens.clone().step_by(BATCH) {
-            own.clear();
-            keys.rows(first..tokens.end.min(first + BATCH), head, &mut own);
-            let start = out.len();
-            out.resize(start + own.len() / self.options.dim(&self.shape) * book.dims(), 0.0);
-            self.transform(book, head, &mut own, &mut out[start..]);
+    /// Adds the vectors of the next group to those of [`Self::vector_shape`].
+    pub(crate) fn push(&self, group: &KeyGroup<'_>, vectors: &mut SealedKeys) {
+        let Some(book) = &self.book else { return vectors.push(group) };
+        let (width, tokens) = (self.options.dim(&self.shape), self.shape.group_tokens);
+        let (mut keys, mut transformed) = (Vec::new(), Vec::new());
+        keys.reserve_exact(tokens.min(BATCH) * width);
+        transformed.reserve_exact(tokens.min(BATCH) * book.dims());
+        let mut rest = vectors.add();
+        for head in self.heads() {
+            for first in (0..tokens).step_by(BATCH) {
+                let batch = first..tokens.min(first + BATCH);
+                keys.resize(batch.len() * width, 0.0);
+                batch.clone().zip(keys.chunks_exact_mut(width)).for_each(|(token, key)| group.row(token, head, key));
+                transformed.clear();
+                transformed.resize(batch.len() * book.dims(), 0.0);
+                self.transform(book, head, &mut keys, &mut transformed);
+                let own;
+                (own, rest) = rest.split_at_mut(transformed.len() * size_of::<f32>());
+                own.as_chunks_mut().0.iter_mut().zip(&transformed).for_each(|(out, x)| *out = x.to_le_bytes());
+            }
         }
     }
 
@@ -102,7 +124,6 @@ impl KeySpace {
 mod tests {
     use super::*;
     use crate::retrieval::cluster_choice::{ChosenBy, HeadSharing};
-    use stratakv_format::DType;
 
     #[test]
     fn vectors_are_the_transformed_keys_of_a_list() {
@@ -113,8 +134,6 @@ mod tests {
         let elements: Vec<f32> = (0..12).map(|at| at as f32).collect();
         let plane: Vec<u8> = elements.iter().flat_map(|x| x.to_le_bytes()).collect();
         let group = KeyGroup::new(shape, &plane, 0).unwrap();
-        let mut keys = SealedKeys::new(shape, 0);
-        keys.push(&group);
         let options =
             |sharing| ClusterOptions { mean_size: 4, chosen_by: ChosenBy::Members, sharing, whole_window: false };
         // The keys of token 1 are (2, 3) of head 0 and (8, 9) of head 1.
@@ -126,12 +145,16 @@ mod tests {
         ] {
             let space = KeySpace::new(shape, options(sharing), Some(Arc::new(book.clone())));
             let (mut rows, mut row) = (vec![7.0], [9.0; 2]);
-            space.rows(&keys, 1..9, head, &mut rows);
+            let mut vectors = SealedKeys::new(space.vector_shape(), 0);
+            space.push(&group, &mut vectors);
+            vectors.rows(1..9, head, &mut rows);
             space.row(&group, 1, head, &mut row);
             assert_eq!((&rows[1..3], row, rows.len(), space.dim()), (&expected[..], expected, 5, 2));
             let plain = KeySpace::new(shape, options(sharing), None);
+            let mut keys = SealedKeys::new(plain.vector_shape(), 0);
+            plain.push(&group, &mut keys);
             rows.clear();
-            plain.rows(&keys, 1..2, head, &mut rows);
+            keys.rows(1..2, head, &mut rows);
             let mut row = vec![0.0; plain.dim()];
             plain.row(&group, 1, head, &mut row);
             assert_eq!((rows.len(), rows), (plain.dim(), row));

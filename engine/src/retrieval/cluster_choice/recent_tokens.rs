@@ -4,31 +4,46 @@
 //! of 30 tokens has no room for that. Here each of these tokens has a score of its own, like a cluster. SWARM can still
 //! attend to its window whole (`swarm:window`).
 
+use crate::retrieval::cluster_choice::representatives::RepresentativeRows;
 use crate::retrieval::scaled_rows::ScaledRows;
-use crate::retrieval::sealed_keys::SealedKeys;
+use crate::retrieval::sealed_keys::{HalfRows, SealedKeys};
 
 /// The fewest newest tokens that no cluster takes in, in whole groups.
 pub(super) const RECENT_TOKENS: usize = 64;
 
 /// The tokens of one list that are in no cluster.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct RecentTokens {
+pub(crate) struct RecentTokens<'a> {
     tokens: Vec<u32>,
-    /// Their keys. None if codes are scored.
-    keys: Option<ScaledRows>,
+    keys: RecentKeys<'a>,
 }
 
-impl RecentTokens {
+/// The keys of the tokens.
+#[derive(Clone, Debug, Default)]
+enum RecentKeys<'a> {
+    /// None, because codes are scored.
+    #[default]
+    None,
+    /// As they wait.
+    InPlace(HalfRows<'a>),
+    Copied(ScaledRows),
+}
+
+impl<'a> RecentTokens<'a> {
     /// Returns the waiting tokens from `first` on, with their keys of `head` or of all heads.
-    pub(crate) fn new(waiting: &SealedKeys, first: usize, head: Option<usize>, with_keys: bool) -> Self {
+    pub(crate) fn new(waiting: &'a SealedKeys, first: usize, head: Option<usize>, with_keys: bool) -> Self {
         let tokens = first.max(waiting.tokens().start)..waiting.tokens().end;
-        let keys = with_keys.then(|| waiting.scaled_rows(tokens.clone(), head));
+        let keys = match (with_keys, waiting.half_rows(tokens.clone(), head)) {
+            (false, _) => RecentKeys::None,
+            (true, Some(rows)) => RecentKeys::InPlace(rows),
+            (true, None) => RecentKeys::Copied(waiting.scaled_rows(tokens.clone(), head)),
+        };
         Self { tokens: tokens.map(|token| token as u32).collect(), keys }
     }
 
     /// Returns these tokens without their keys, for a method whose codes are scored.
     pub(crate) fn without_keys(tokens: std::ops::Range<usize>) -> Self {
-        Self { tokens: tokens.map(|token| token as u32).collect(), keys: None }
+        Self { tokens: tokens.map(|token| token as u32).collect(), keys: RecentKeys::None }
     }
 
     /// Returns the tokens.
@@ -37,7 +52,11 @@ impl RecentTokens {
     }
 
     /// Returns their keys, if there are any.
-    pub(crate) fn keys(&self) -> Option<&ScaledRows> {
-        self.keys.as_ref()
+    pub(crate) fn rows(&self) -> Option<RepresentativeRows<'_>> {
+        match &self.keys {
+            RecentKeys::None => None,
+            RecentKeys::InPlace(rows) => Some(RepresentativeRows::Waiting(rows)),
+            RecentKeys::Copied(rows) => Some(RepresentativeRows::Halves(rows)),
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! [`WaitingKeys`]: the keys of groups that are in no cluster yet, and when the first clusters are built from them.
+//! [`WaitingKeys`]: the keys, or other vectors, of groups that are in no cluster yet, and when the first clusters are built from them.
 //!
 //! 1. A pushed group waits with its keys.
 //! 2. The first clusters are built when the method is attached, from the keys that the sequence has. A sequence that is
@@ -6,6 +6,7 @@
 //! 3. The newest tokens keep waiting ([`RecentTokens`]). The keys of groups that clusters have taken in are dropped.
 
 use crate::retrieval::cluster_choice::clustered_keys::FIRST_ENTRIES;
+use crate::retrieval::cluster_choice::key_space::KeySpace;
 use crate::retrieval::cluster_choice::recent_tokens::{RECENT_TOKENS, RecentTokens};
 use crate::retrieval::key_group::KeyGroup;
 use crate::retrieval::key_shape::KeyShape;
@@ -53,7 +54,7 @@ impl WaitingKeys {
     }
 
     /// Returns the tokens of one list that wait, from `first` on. A list has the keys of `head`, or of all heads.
-    pub(crate) fn recent(&self, first: usize, head: Option<usize>, with_keys: bool) -> RecentTokens {
+    pub(crate) fn recent(&self, first: usize, head: Option<usize>, with_keys: bool) -> RecentTokens<'_> {
         RecentTokens::new(&self.keys, first, head, with_keys)
     }
 
@@ -78,6 +79,11 @@ impl WaitingKeys {
     /// Adds the keys of the next group.
     pub(crate) fn push(&mut self, group: &KeyGroup<'_>) {
         self.keys.push(group);
+    }
+
+    /// Adds the vectors of the next group. The shape of this structure is that of the vectors.
+    pub(crate) fn push_vectors(&mut self, group: &KeyGroup<'_>, space: &KeySpace) {
+        space.push(group, &mut self.keys);
     }
 
     /// Forgets the groups from `groups` on.

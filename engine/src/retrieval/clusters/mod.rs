@@ -17,6 +17,7 @@
 //! | `kmeans` | clusters of similar keys | DynaKV, section 4.1 |
 //! | `cluster_stats` | size, centroid and variance of a cluster | DynaKV, section 4.2 |
 //! | `centroids` | the centroid that is nearest to a key | |
+//! | `member_lists` | the members of clusters that change | |
 //! | `adapt` | clusters that adapt while the context grows | DynaKV, Algorithm 1 |
 //! | `chain` | an order in which neighbours are retrieved together | DynaKV, equation 8 |
 //! | `planted` | a generator of planted co-activation | |
@@ -39,6 +40,7 @@ mod key_matrix;
 mod kmeans;
 mod lists;
 mod maintenance;
+mod member_lists;
 mod nearest_key;
 mod planted;
 mod random;

@@ -33,7 +33,7 @@ impl PendingSplit {
         let is_missing = entries.iter().map(|entry| !known.contains(&(*entry as usize))).collect();
         let mut keys = Vec::with_capacity(entries.len() * dim);
         for (entry, end) in entries.iter().zip((dim..).step_by(dim)) {
-            space.rows(waiting.keys(), *entry as usize..*entry as usize + 1, head, &mut keys);
+            waiting.keys().rows(*entry as usize..*entry as usize + 1, head, &mut keys);
             keys.resize(end, 0.0);
         }
         Ok(Self { head, entries, is_missing, keys })

@@ -4,12 +4,11 @@ use super::summary::{AdaptiveLayer, AdaptiveSpec};
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::cluster_choice::{
-    ClusterList, ClusterOptions, HeadSharing, Taken, choose_clusters, coded_members, codes_in, list_choice_bytes,
-    member_codes,
+    ClusterList, ClusterOptions, HeadSharing, Overlap, RepresentativeRows, Taken, choose_clusters, coded_members,
+    codes_in, list_choice_bytes, member_codes,
 };
 use crate::retrieval::clusters::AdaptiveClusters;
 use crate::retrieval::entry_selector::{ChosenEntries, ClusterChange, ClusterFacts, EntryRequest, EntrySelector};
-use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::transform_coded::summary::CodeSpec;
@@ -113,7 +112,11 @@ impl ClusterList for AdaptiveClusters {
         self.has_members(cluster)
     }
 
-    fn representatives(&self) -> Option<&ScaledRows> {
-        self.half_centroids()
+    fn overlap(&self) -> Overlap {
+        Overlap::None
+    }
+
+    fn representatives(&self) -> Option<RepresentativeRows<'_>> {
+        self.byte_centroids().map(RepresentativeRows::Bytes)
     }
 }

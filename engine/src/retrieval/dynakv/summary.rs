@@ -1,7 +1,7 @@
 //! The adaptive clusters of one layer.
 //!
 //! How the summary takes in groups:
-//! 1. A pushed group waits with its keys ([`LayerSummary::push`]).
+//! 1. A pushed group waits with its keys, or with what the codebook makes of them ([`LayerSummary::push`]).
 //! 2. [`LayerSummary::advance`] builds the first clusters as soon as there are enough keys, by k-means.
 //! 3. It then adds the waiting tokens one by one to the clusters of each list. A split of a cluster needs the keys of
 //!    its members. Each list goes on until a split needs keys of earlier groups, which are asked for together.
@@ -88,7 +88,7 @@ pub(super) struct AdaptiveLayer {
     space: KeySpace,
     /// Without any until the first clusters are built.
     lists: Vec<AdaptiveList>,
-    /// The keys of groups that are not covered.
+    /// The vectors of groups that are not covered.
     waiting: WaitingKeys,
     /// The clusters of each list that the newest selection chose.
     retrieved: Mutex<Vec<Vec<u32>>>,
@@ -100,9 +100,9 @@ impl AdaptiveLayer {
     fn new(shape: KeyShape, space: KeySpace) -> Self {
         Self {
             shape,
-            space,
             lists: Vec::new(),
-            waiting: WaitingKeys::new(shape),
+            waiting: WaitingKeys::new(space.vector_shape()),
+            space,
             retrieved: Mutex::default(),
             step: None,
         }
@@ -129,7 +129,7 @@ impl AdaptiveLayer {
     }
 
     /// Returns the tokens that are in no cluster of a list.
-    pub(super) fn recent(&self, head: Option<usize>, with_keys: bool) -> RecentTokens {
+    pub(super) fn recent(&self, head: Option<usize>, with_keys: bool) -> RecentTokens<'_> {
         self.waiting.recent(0, head, with_keys)
     }
 
@@ -146,7 +146,7 @@ impl AdaptiveLayer {
         let clustered = cluster_keys(self.waiting.keys(), 0..entries, &self.space, SEED)?;
         let mut lists = Vec::with_capacity(clustered.len());
         for ClusteredKeys { rows, lists: initial } in clustered {
-            let precision = CentroidPrecision::Half;
+            let precision = CentroidPrecision::Byte;
             let options = AdaptOptions { max_size, seed: SEED, precision, ..AdaptOptions::default() };
             let mut clusters = AdaptiveClusters::new(&rows, dim, &initial, options)?;
             clusters.set_threshold(clusters.quantile_of_variances(THRESHOLD_QUANTILE)?)?;
@@ -196,7 +196,7 @@ impl AdaptiveLayer {
                 *last = (next + EXPECTED_KEYS).min(end);
                 ahead.clear();
                 ahead.reserve_exact(EXPECTED_KEYS * dim);
-                self.space.rows(self.waiting.keys(), next..*last, head, ahead);
+                self.waiting.keys().rows(next..*last, head, ahead);
                 list.clusters.expect(ahead)?;
             }
             let (ahead, last) = &list.ahead;
@@ -222,7 +222,7 @@ impl AdaptiveLayer {
 
     /// Returns the most bytes of the first clusters of `entries` tokens. In the worst case each token is a cluster.
     fn first_bytes(&self, entries: usize) -> usize {
-        let clusters = AdaptiveClusters::bytes_for(entries, self.space.dim(), entries, CentroidPrecision::Half);
+        let clusters = AdaptiveClusters::bytes_for(entries, self.space.dim(), entries, CentroidPrecision::Byte);
         self.space.heads().len() * (clusters + size_of::<AdaptiveList>())
     }
 
@@ -244,7 +244,7 @@ impl LayerSummary for AdaptiveLayer {
     }
 
     fn push(&mut self, group: &KeyGroup<'_>) {
-        self.waiting.push(group);
+        self.waiting.push_vectors(group, &self.space);
     }
 
     fn truncate(&mut self, groups: usize) {
@@ -288,7 +288,7 @@ impl LayerSummary for AdaptiveLayer {
         let new = if self.lists.is_empty() { waiting } else { waiting - held.min(waiting) };
         let held = self.waiting.bytes_for(groups) + self.pending_bytes();
         if new == 0 {
-            return held + self.list_bytes(0, 0);
+            return held + self.space.scratch_bytes() + self.list_bytes(0, 0);
         }
         if self.lists.is_empty() {
             return held + cluster_keys_bytes(entries, &self.space) + self.first_bytes(entries);

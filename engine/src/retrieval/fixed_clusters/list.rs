@@ -1,8 +1,7 @@
 //! [`FixedClusters`]: the clusters of one list, whose centroids never change.
 
-use crate::retrieval::cluster_choice::{ClusterList, ClusteredKeys};
+use crate::retrieval::cluster_choice::{ClusterList, ClusteredKeys, Overlap, RepresentativeRows};
 use crate::retrieval::clusters::{ClusterStats, Representatives};
-use crate::retrieval::scaled_rows::ScaledRows;
 
 /// Keys that are compared with all centroids at once.
 const JOINED_KEYS: usize = 64;
@@ -72,6 +71,12 @@ impl FixedClusters {
         self.centroids.bytes_for(self.members.len()) + member_bytes(self.members.len(), self.entries)
     }
 
+    /// Returns the centroids.
+    #[cfg(test)]
+    pub(super) fn centroids(&self) -> &crate::retrieval::scaled_rows::ScaledRows {
+        self.centroids.rows()
+    }
+
     /// Returns the most bytes that it takes with `clusters` more clusters and `entries` more members.
     pub(super) fn bytes_for(&self, clusters: usize, entries: usize) -> usize {
         self.centroids.bytes_for(self.members.len() + clusters)
@@ -94,7 +99,11 @@ impl ClusterList for FixedClusters {
         &self.members[cluster]
     }
 
-    fn representatives(&self) -> Option<&ScaledRows> {
-        Some(self.centroids.rows())
+    fn overlap(&self) -> Overlap {
+        Overlap::None
+    }
+
+    fn representatives(&self) -> Option<RepresentativeRows<'_>> {
+        Some(RepresentativeRows::Halves(self.centroids.rows()))
     }
 }

@@ -80,7 +80,7 @@ impl FixedLayer {
     }
 
     /// Returns the tokens that are in no cluster of a list.
-    pub(super) fn recent(&self, head: Option<usize>, with_keys: bool) -> RecentTokens {
+    pub(super) fn recent(&self, head: Option<usize>, with_keys: bool) -> RecentTokens<'_> {
         self.waiting.recent(self.next, head, with_keys)
     }
 
@@ -238,8 +238,8 @@ mod tests {
         let layer = (layer as &dyn Any).downcast_ref::<FixedLayer>().unwrap();
         let of = |list: &FixedClusters| {
             let centroid = |at: usize| {
-                let mut row = vec![0.0; list.representatives().unwrap().dim()];
-                list.representatives().unwrap().read(at, &mut row);
+                let mut row = vec![0.0; list.centroids().dim()];
+                list.centroids().read(at, &mut row);
                 row
             };
             (0..list.count()).map(|at| (centroid(at), list.members(at).to_vec())).collect()

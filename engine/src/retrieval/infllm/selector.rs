@@ -3,7 +3,9 @@
 use super::summary::{BlockLayer, BlockSpec};
 use crate::error::{Error, ErrorKind, Result};
 use crate::kernels::add_softmax;
-use crate::retrieval::cluster_choice::{HeadProducts, product_bytes, recent_bytes, take_bytes, take_clusters};
+use crate::retrieval::cluster_choice::{
+    HeadProducts, Overlap, RepresentativeRows, product_bytes, recent_bytes, take_bytes, take_clusters,
+};
 use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest, EntrySelector};
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
@@ -36,8 +38,9 @@ impl InfLlm {
 
 /// Returns the score of each block, and the attention weight of each token that waits.
 fn scores(layer: &BlockLayer, ask: &EntryRequest<'_>) -> (Vec<f32>, Vec<f32>) {
-    let products = HeadProducts::new(layer.keys(), None, ask);
-    let rows = products.rows_with(&HeadProducts::new(&layer.loose_keys(), None, ask));
+    let products = HeadProducts::new(RepresentativeRows::Halves(layer.keys()), None, ask);
+    let loose = layer.loose_keys();
+    let rows = products.rows_with(&HeadProducts::new(RepresentativeRows::Halves(&loose), None, ask));
     let tokens = rows.len() / (ask.query.len() / ask.shape.key_dim);
     let mut weights = vec![0.0; tokens];
     if rows.iter().all(|x| (x * ask.scale).is_finite()) {
@@ -89,7 +92,7 @@ impl EntrySelector for InfLlm {
         layer.record(weights);
         let tokens: Vec<u32> = (0..layer.block_tokens() as u32).collect();
         let members = |block: usize| &tokens[layer.block_range(block)];
-        let taken = take_clusters(&scores, members, std::iter::empty(), &ask.tokens, ask.budget);
+        let taken = take_clusters(&scores, (members, Overlap::None), std::iter::empty(), &ask.tokens, ask.budget);
         Ok(ChosenEntries { runs: taken.runs(), heads: vec![taken.tokens], clusters: Vec::new() })
     }
 }

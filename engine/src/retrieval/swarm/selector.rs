@@ -4,13 +4,12 @@ use super::summary::{ProfiledClusters, SwarmLayer, SwarmSpec, Unactivated};
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::cluster_choice::{
-    ChosenBy, ClusterList, ClusterOptions, HeadProducts, HeadSharing, ListChoice, RecentTokens, coded_bytes,
-    coded_members, codes_in, member_codes, product_bytes, recent_bytes, take_bytes,
+    ChosenBy, ClusterList, ClusterOptions, HeadProducts, HeadSharing, ListChoice, Overlap, RecentTokens,
+    RepresentativeRows, coded_bytes, coded_members, codes_in, member_codes, product_bytes, recent_bytes, take_bytes,
 };
 use crate::retrieval::clusters::ActivationRule;
 use crate::retrieval::entry_selector::{ChosenEntries, ClusterChange, ClusterFacts, EntryRequest, EntrySelector};
 use crate::retrieval::head_aggregation::HeadAggregation;
-use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::transform_coded::summary::CodeSpec;
@@ -55,8 +54,8 @@ fn by_medoids(
     ask: &EntryRequest<'_>,
 ) -> (Vec<f32>, Option<Vec<u32>>) {
     let waiting = layer.waiting().recent(true);
-    let products = |rows: Option<&ScaledRows>| HeadProducts::of_all(rows.into_iter(), None, ask);
-    let (medoids, waiting) = (products(clusters.representatives()), products(waiting.keys()));
+    let products = |rows: Option<RepresentativeRows<'_>>| HeadProducts::of_all(rows.as_slice(), None, ask);
+    let (medoids, waiting) = (products(clusters.representatives()), products(waiting.rows()));
     let q_heads = ask.query.len() / ask.shape.key_dim;
     let activated = ActivationRule::default().activated_by_scores(&medoids.rows_with(&waiting), q_heads, ask.scale);
     // Tokens of a window that is attended whole have no score.
@@ -184,9 +183,13 @@ impl ClusterList for ProfiledClusters {
         self.members.of(cluster)
     }
 
-    fn representatives(&self) -> Option<&ScaledRows> {
+    fn overlap(&self) -> Overlap {
+        Overlap::Some
+    }
+
+    fn representatives(&self) -> Option<RepresentativeRows<'_>> {
         match &self.unactivated {
-            Unactivated::Key(keys) => Some(keys.rows()),
+            Unactivated::Key(keys) => Some(RepresentativeRows::Halves(keys.rows())),
             Unactivated::Age(_) => None,
         }
     }

@@ -33,7 +33,7 @@ impl WindowGroups {
     }
 
     /// Returns the tokens for a choice, with their keys if there are any and `with_keys` asks for them.
-    pub(super) fn recent(&self, with_keys: bool) -> RecentTokens {
+    pub(super) fn recent(&self, with_keys: bool) -> RecentTokens<'_> {
         match &self.keys {
             Some(keys) => RecentTokens::new(keys, 0, None, with_keys),
             None => RecentTokens::without_keys(self.tokens()),

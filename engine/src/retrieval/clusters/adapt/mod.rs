@@ -23,9 +23,10 @@ use super::cluster_stats::ClusterStats;
 use super::key_matrix::check_keys;
 use super::kmeans::two_means;
 use super::lists::ClusterLists;
+use super::member_lists::MemberLists;
 use super::random::SeededRandom;
 use crate::error::{Error, ErrorKind, Result};
-use crate::retrieval::scaled_rows::ScaledRows;
+use crate::retrieval::byte_rows::ByteRows;
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -42,7 +43,7 @@ pub struct AdaptOptions {
     pub min_split: usize,
     /// The seed of 2-means.
     pub seed: u64,
-    /// The elements in which centroids are kept. Halves round each time that a centroid moves.
+    /// The elements in which centroids are kept. Bytes round each time that a centroid moves.
     pub precision: CentroidPrecision,
 }
 
@@ -86,11 +87,9 @@ pub struct AdaptiveClusters {
     options: AdaptOptions,
     centroids: Centroids,
     stats: Vec<ClusterStats>,
-    members: Vec<Vec<u32>>,
+    members: MemberLists,
     /// True if a cluster may be without a member, which happens after a cut.
     may_be_empty: bool,
-    /// The capacity of all lists of members.
-    member_capacity: usize,
     /// The entries that wait for the split of each flagged cluster, at least one for each.
     buffers: BTreeMap<u32, Vec<u32>>,
     in_memory: Vec<bool>,
@@ -108,8 +107,6 @@ struct Part {
     centroid: Vec<f32>,
 }
 
-/// Room for members that a list gains when it is full.
-const MEMBERS_STEP: usize = 4;
 /// Lists of clusters that are full grow by this part of themselves.
 const GROWTH: usize = 16;
 /// Bytes of an entry in a buffer, with its share of the tree.
@@ -138,14 +135,12 @@ impl AdaptiveClusters {
             members.iter().for_each(|entry| stats.add(&mut centroid, &keys[*entry as usize * dim..][..dim]));
             centroids.push(&centroid);
         }
-        let members: Vec<Vec<u32>> = initial.iter().map(<[u32]>::to_vec).collect();
         Ok(Self {
             dim,
             options,
             centroids,
             stats,
-            member_capacity: members.iter().map(Vec::capacity).sum(),
-            members,
+            members: MemberLists::new(initial),
             may_be_empty: false,
             buffers: BTreeMap::new(),
             in_memory: vec![false; initial.len()],
@@ -160,13 +155,13 @@ impl AdaptiveClusters {
     pub fn bytes_for(clusters: usize, dim: usize, entries: usize, precision: CentroidPrecision) -> usize {
         Centroids::bytes_for(clusters, dim, precision)
             .saturating_add(clusters.saturating_mul(Self::cluster_bytes()))
-            .saturating_add(entries.saturating_mul(size_of::<u32>()))
+            .saturating_add(MemberLists::bytes_for(clusters, entries))
     }
 
     /// Returns the bytes of a cluster without its centroid and its members.
     fn cluster_bytes() -> usize {
         // A retrieved cluster is listed as well.
-        size_of::<ClusterStats>() + size_of::<Vec<u32>>() + size_of::<bool>() + size_of::<u32>()
+        size_of::<ClusterStats>() + size_of::<bool>() + size_of::<u32>()
     }
 
     /// Returns the bytes that it takes in memory.
@@ -174,9 +169,9 @@ impl AdaptiveClusters {
     pub fn bytes(&self) -> usize {
         self.centroids.bytes()
             + self.stats.capacity() * size_of::<ClusterStats>()
-            + self.members.capacity() * size_of::<Vec<u32>>()
+            + self.members.bytes()
             + self.in_memory.capacity()
-            + (self.retrieved.capacity() + self.member_capacity) * size_of::<u32>()
+            + self.retrieved.capacity() * size_of::<u32>()
             + self.buffered() * BUFFERED_BYTES
     }
 
@@ -184,17 +179,14 @@ impl AdaptiveClusters {
     /// expected keys.
     #[must_use]
     pub fn bytes_once(&self, clusters: usize, more: usize) -> usize {
-        // Lists of clusters grow by a sixteenth, and lists of members by a few.
+        // Lists of clusters grow by a sixteenth.
         let room = if clusters > self.len() { clusters + clusters / GROWTH + 1 } else { clusters };
-        let held = self.stats.capacity().max(self.members.capacity()).max(self.in_memory.capacity());
+        let held = self.stats.capacity().max(self.in_memory.capacity());
         let retrieved = clusters.max(self.retrieved.capacity()) * size_of::<u32>();
-        let members = self.member_capacity + (more + clusters - self.len().min(clusters)) * MEMBERS_STEP;
+        // A split makes entries that wait in a buffer members.
+        let members = self.members.bytes_once(clusters, more + self.buffered(), self.options.max_size);
         let buffers = (self.buffered() + more.min(self.options.buffer_limit.max(1))) * BUFFERED_BYTES;
-        self.centroids.bytes_once(clusters)
-            + room.max(held) * Self::cluster_bytes()
-            + members * size_of::<u32>()
-            + retrieved
-            + buffers
+        self.centroids.bytes_once(clusters) + room.max(held) * Self::cluster_bytes() + members + retrieved + buffers
     }
 
     /// Returns the most bytes that expected keys take ([`Self::expect`]).
@@ -278,8 +270,8 @@ impl AdaptiveClusters {
         let has_room = (stats.size() as usize) < self.options.max_size;
         let is_flagged = self.buffers.contains_key(&(cluster as u32));
         if !is_flagged && has_room && stats.add_within(self.options.threshold, &mut centroid, key) {
-            self.centroids.set(cluster, &centroid);
-            self.add_member(cluster, entry);
+            self.centroids.shift(cluster, &centroid);
+            self.members.push(cluster, entry);
             return Ok(Adaptation::Joined(cluster as u32));
         }
         self.buffers.entry(cluster as u32).or_default().push(entry);
@@ -356,14 +348,15 @@ impl AdaptiveClusters {
     /// entry joins it or it is split. A cluster that lost all members takes no entry while another one has any.
     pub fn truncate(&mut self, entries: u32) {
         self.due = None;
-        for (cluster, members) in self.members.iter_mut().enumerate() {
-            members.retain(|entry| *entry < entries);
-            self.stats[cluster].shrink(members.len() as u32);
-            if members.is_empty() {
-                self.centroids.leave_out(cluster);
+        self.may_be_empty = false;
+        let (stats, centroids, may_be_empty) = (&mut self.stats, &mut self.centroids, &mut self.may_be_empty);
+        self.members.truncate(entries, |cluster, left| {
+            stats[cluster].shrink(left);
+            if left == 0 {
+                centroids.leave_out(cluster);
+                *may_be_empty = true;
             }
-        }
-        self.may_be_empty = self.members.iter().any(Vec::is_empty);
+        });
         self.buffers.values_mut().for_each(|buffer| buffer.retain(|entry| *entry < entries));
         self.buffers.retain(|_, buffer| !buffer.is_empty());
     }
@@ -393,12 +386,12 @@ impl AdaptiveClusters {
 
     /// Returns the members of a cluster that exists, without its buffer.
     pub(crate) fn members_of(&self, cluster: usize) -> &[u32] {
-        &self.members[cluster]
+        self.members.list(cluster)
     }
 
     /// Returns whether a cluster that exists has a member. Without a cut, the lists of members are not read.
     pub(crate) fn has_members(&self, cluster: usize) -> bool {
-        !self.may_be_empty || !self.members[cluster].is_empty()
+        !self.may_be_empty || !self.members.list(cluster).is_empty()
     }
 
     /// Returns the entries that wait in the buffer of a cluster.
@@ -438,20 +431,9 @@ impl AdaptiveClusters {
         Cow::Owned(rows)
     }
 
-    /// Returns the centroids as they are kept, if these are halves.
-    pub(crate) fn half_centroids(&self) -> Option<&ScaledRows> {
-        self.centroids.half()
-    }
-
-    /// Adds an entry to a cluster.
-    fn add_member(&mut self, cluster: usize, entry: u32) {
-        let members = &mut self.members[cluster];
-        let capacity = members.capacity();
-        if members.len() == capacity {
-            members.reserve_exact(MEMBERS_STEP);
-        }
-        members.push(entry);
-        self.member_capacity = self.member_capacity - capacity + self.members[cluster].capacity();
+    /// Returns the centroids as they are kept, if these are bytes.
+    pub(crate) fn byte_centroids(&self) -> Option<&ByteRows> {
+        self.centroids.byte_rows()
     }
 
     fn check_nothing_due(&self) -> Result<()> {
@@ -491,13 +473,12 @@ impl AdaptiveClusters {
     /// Adds an empty cluster in memory, which is filled next.
     fn open(&mut self) -> usize {
         let clusters = self.len();
-        if self.stats.capacity() == clusters || self.members.capacity() == clusters {
+        if self.stats.capacity() == clusters {
             self.stats.reserve_exact(1 + clusters / GROWTH);
-            self.members.reserve_exact(1 + clusters / GROWTH);
             self.in_memory.reserve_exact(1 + clusters / GROWTH);
         }
         self.stats.push(ClusterStats::default());
-        self.members.push(Vec::new());
+        self.members.open();
         self.in_memory.push(true);
         clusters
     }
@@ -509,9 +490,7 @@ impl AdaptiveClusters {
             true => self.centroids.push(&part.centroid),
             false => self.centroids.set(cluster, &part.centroid),
         }
-        let members: Vec<u32> = part.rows.iter().map(|at| entries[*at as usize]).collect();
-        self.member_capacity = self.member_capacity - self.members[cluster].capacity() + members.capacity();
-        self.members[cluster] = members;
+        self.members.replace(cluster, part.rows.iter().map(|at| entries[*at as usize]));
         self.buffers.remove(&(cluster as u32));
         self.in_memory[cluster] = true;
     }
