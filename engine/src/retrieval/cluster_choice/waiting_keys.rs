@@ -1,4 +1,5 @@
-//! [`WaitingKeys`]: the keys, or other vectors, of groups that are in no cluster yet, and when the first clusters are built from them.
+//! [`WaitingKeys`]: the keys of groups that are in no cluster yet, and when the first clusters are built from them.
+//! Clusters of codes have the transformed keys in their place.
 //!
 //! 1. A pushed group waits with its keys.
 //! 2. The first clusters are built when the method is attached, from the keys that the sequence has. A sequence that is

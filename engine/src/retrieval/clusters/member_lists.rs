@@ -226,7 +226,8 @@ mod tests {
                 }
                 prop_assert!(lists.bytes() <= most, "{} of {most} after {kind}", lists.bytes());
                 prop_assert_eq!(lists.len(), model.len());
-                prop_assert!((0..model.len()).all(|at| lists.list(at) == model[at] && lists.get(at) == Some(&model[at])));
+                let is_equal = |at: usize| lists.list(at) == model[at] && lists.get(at) == Some(&model[at]);
+                prop_assert!((0..model.len()).all(is_equal));
             }
             prop_assert_eq!(lists.get(model.len()), None);
         }
