@@ -30,6 +30,9 @@ pub(super) enum FeatureSet {
     /// `avx512f,avx512dq,avx512vl,pclmulqdq,vpclmulqdq,sse4.1`.
     #[cfg(target_arch = "x86_64")]
     Avx512Clmul,
+    /// `avx512f,avx512vnni`.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni,
     /// `avx512f,avx512vpopcntdq`.
     #[cfg(target_arch = "x86_64")]
     Avx512Popcount,
@@ -60,6 +63,7 @@ pub(super) fn has(set: FeatureSet) -> bool {
                 && is_x86_feature_detected!("vpclmulqdq")
                 && is_x86_feature_detected!("sse4.1")
         }
+        FeatureSet::Avx512Vnni => avx512f() && is_x86_feature_detected!("avx512vnni"),
         FeatureSet::Avx512Popcount => avx512f() && is_x86_feature_detected!("avx512vpopcntdq"),
     }
 }

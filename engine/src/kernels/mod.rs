@@ -12,6 +12,7 @@
 //! | `row_softmax` | the softmax of one query head over all entries |
 //! | `common_bits` | common bits of bit sets |
 //! | `nearest` | squared distances |
+//! | `nearest_bytes` | the nearest of many rows of signed bytes |
 //! | `point_products` | products of rows with points side by side, and the nearest row |
 //! | `maxima` | the best units of groups |
 //! | `extremes` | minima and maxima of keys |
@@ -50,6 +51,7 @@ mod matmul;
 mod maxima;
 mod merge_sums;
 mod nearest;
+mod nearest_bytes;
 mod plane;
 mod plane_checksum;
 mod point_products;
@@ -88,6 +90,7 @@ pub(crate) use matmul::{add_weighted_rows, multiply_add, multiply_add_upper, mul
 pub(crate) use maxima::{all_below, best_by_head, best_query_heads, best_scores, best_units, packed_sums};
 pub(crate) use merge_sums::merge_sums;
 pub(crate) use nearest::{add_row, lower_distances, nearest_columns, scale_row, squared_norms, transpose};
+pub(crate) use nearest_bytes::{ByteBlocks, BytePoints, NearestBytes, nearest_bytes};
 pub(crate) use plane::{PAD, Plane, SCRATCH};
 pub use plane_checksum::plane_checksum;
 pub(crate) use point_products::{

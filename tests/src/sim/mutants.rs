@@ -25,7 +25,7 @@ const BUDGETS: [(Mutant, u64); 40] = [
     (Mutant::ChecksumOfHalf, 20_000),
     (Mutant::ReuseBeforeFlush, 20_000),
     (Mutant::NotReadAgain, 20_000),
-    (Mutant::CopyNotHealed, 5_000),
+    (Mutant::CopyNotHealed, 10_000),
     (Mutant::ReleasedFirst, 10_000),
     (Mutant::ForkFreedWithParent, 5_000),
     (Mutant::PinsIgnored, 5_000),

@@ -73,12 +73,19 @@ impl NearestCentroids {
     }
 
     /// Writes the nearest centroid of each point, ties by the lower centroid.
-    pub(super) fn assign(&mut self, points: PointRows<'_>, nearest: &mut [u32]) {
+    ///
+    /// With `others`, centroid `i` is not compared with point `i`, and there are at least two centroids.
+    pub(super) fn assign(&mut self, points: PointRows<'_>, others: bool, nearest: &mut [u32]) {
         let count = self.norms.len();
-        for (batch, nearest) in points.rows.chunks(BATCH * points.dim).zip(nearest.chunks_mut(BATCH)) {
+        for (batch, first) in points.rows.chunks(BATCH * points.dim).zip((0..).step_by(BATCH)) {
+            let nearest = &mut nearest[first..][..batch.len() / points.dim];
             self.products.clear();
             self.products.resize(nearest.len() * count, 0.0);
             multiply_add(&mut self.products, batch, &self.transposed, points.dim, count);
+            if others {
+                // The squared distance of such a product is infinite.
+                (0..nearest.len()).for_each(|at| self.products[at * count + first + at] = f32::NEG_INFINITY);
+            }
             nearest_columns(&self.products, &self.norms, nearest);
         }
     }

@@ -4,6 +4,8 @@
 //! 2. Each other one is a random point, with a probability in proportion to its squared distance to the nearest
 //!    centroid so far.
 //! 3. If every point equals a centroid, there are no more centroids to choose.
+//!
+//! [`random_points`] chooses points without a comparison.
 
 use super::points::PointRows;
 use crate::kernels::lower_distances;
@@ -32,4 +34,15 @@ pub(super) fn plus_plus(points: PointRows<'_>, count: usize, random: &mut Seeded
         };
         next = distances.iter().position(passed).unwrap_or(points.len() - 1);
     }
+}
+
+/// Returns `count` points as centroids, each point once at most. There are at least as many points.
+pub(super) fn random_points(points: PointRows<'_>, count: usize, random: &mut SeededRandom) -> Vec<f32> {
+    let mut chosen: Vec<u32> = (0..points.len() as u32).collect();
+    for at in 0..count {
+        chosen.swap(at, at + random.below(points.len() - at));
+    }
+    chosen.truncate(count);
+    chosen.sort_unstable();
+    points.gather(&chosen)
 }

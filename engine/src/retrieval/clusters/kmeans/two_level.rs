@@ -1,4 +1,4 @@
-//! k-means on two levels, refined among near centroids.
+//! k-means on two levels, refined among near centroids, for processors without sums of products of bytes.
 //!
 //! A full pass of Lloyd's algorithm compares each of n points with each of k centroids. Two levels of about sqrt(k)
 //! clusters compare it with 2 sqrt(k).
@@ -7,13 +7,15 @@
 //! 3. Each cell has centroids of its own: as many of the k as its share of the squared distances. A cell with many
 //!    centroids is cut into cells itself.
 //! 4. Passes among near centroids move points across the borders of cells. See `refine`.
+//! 5. Centroids are relocated once, and passes follow. See `relocation`.
 //!
 //! Invariant: there are at least as many points as clusters, and each cluster has a member.
 
-use super::points::{NearestCentroids, PointRows, set_means, update};
+use super::passes::{Partition, one_level};
+use super::points::{NearestCentroids, PointRows};
 use super::refine::refine;
-use super::seeding::plus_plus;
-use crate::kernels::{POINTS, lower_distances, nearest_rows, point_block, point_products, squared_norms};
+use super::relocation::relocate;
+use crate::kernels::lower_distances;
 use crate::retrieval::clusters::lists::ClusterLists;
 use crate::retrieval::clusters::random::SeededRandom;
 
@@ -27,69 +29,27 @@ const SAMPLE: usize = 64;
 const COARSE_PASSES: usize = 6;
 const CELL_PASSES: usize = 2;
 const REFINING_PASSES: usize = 6;
-
-/// Clusters of points.
-#[derive(Clone, Debug)]
-pub(super) struct Partition {
-    /// `[clusters, dim]`.
-    pub(super) centroids: Vec<f32>,
-    pub(super) assignment: Vec<u32>,
-}
-
-/// Finds `count` clusters by k-means++ and `passes` passes of Lloyd's algorithm.
-pub(super) fn one_level(points: PointRows<'_>, count: usize, passes: usize, random: &mut SeededRandom) -> Partition {
-    let mut centroids = plus_plus(points, count, random);
-    let (mut nearest, mut assignment) = (NearestCentroids::default(), vec![0; points.len()]);
-    for pass in 0..passes.max(1) {
-        nearest.set(PointRows::new(&centroids, points.dim));
-        nearest.assign(points, &mut assignment);
-        if pass == 0 {
-            // Centroids that seeding did not find belong to empty clusters.
-            centroids.resize(count * points.dim, 0.0);
-        }
-        update(points, &mut assignment, &mut centroids);
-    }
-    Partition { centroids, assignment }
-}
-
-/// Returns the assignment that [`one_level`] finds for two clusters.
-///
-/// The points are laid out once for all passes, and the passes end when none changes anything.
-pub(super) fn two_clusters(points: PointRows<'_>, passes: usize, random: &mut SeededRandom) -> Vec<u32> {
-    let dim = points.dim;
-    let mut centroids = plus_plus(points, 2, random);
-    let mut blocks = vec![[0.0; POINTS]; points.len().div_ceil(POINTS) * dim];
-    for (rows, block) in points.rows.chunks(POINTS * dim).zip(blocks.chunks_exact_mut(dim)) {
-        point_block(rows, block);
-    }
-    let (mut assignment, mut last) = (vec![0; points.len()], Vec::new());
-    let (mut norms, mut products) = ([0.0; 2], [[0.0; POINTS]; 2]);
-    for _ in 0..passes.max(1) {
-        let count = centroids.len() / dim;
-        squared_norms(&centroids, dim, &mut norms[..count]);
-        for (block, assignment) in blocks.chunks_exact(dim).zip(assignment.chunks_mut(POINTS)) {
-            point_products(block, &centroids, &mut products[..count]);
-            let (_, nearest) = nearest_rows(&products[..count], &norms);
-            assignment.copy_from_slice(&nearest[..assignment.len()]);
-        }
-        // A centroid that seeding did not find belongs to an empty cluster.
-        centroids.resize(2 * dim, 0.0);
-        update(points, &mut assignment, &mut centroids);
-        if assignment == last {
-            break;
-        }
-        last.clone_from(&assignment);
-    }
-    assignment
-}
+/// Passes behind a relocation.
+const LAST_PASSES: usize = 3;
 
 /// Finds `count` clusters on two levels.
 pub(super) fn two_level(points: PointRows<'_>, count: usize, random: &mut SeededRandom) -> Partition {
     let mut found = cluster_cell(points, count, random, LEVELS);
     if count > ONE_LEVEL {
         refine(points, &mut found.assignment, &mut found.centroids, REFINING_PASSES);
+        let nearest = nearest_others(PointRows::new(&found.centroids, points.dim));
+        relocate(points, &mut found.assignment, &nearest, &mut found.centroids, random);
+        refine(points, &mut found.assignment, &mut found.centroids, LAST_PASSES);
     }
     found
+}
+
+/// Returns the nearest other centroid of each of at least two centroids.
+fn nearest_others(centroids: PointRows<'_>) -> Vec<u32> {
+    let (mut nearest, mut others) = (NearestCentroids::default(), vec![0; centroids.len()]);
+    nearest.set(centroids);
+    nearest.assign(centroids, true, &mut others);
+    others
 }
 
 /// Finds `count` clusters on at most `levels` levels.
@@ -137,7 +97,7 @@ impl Cells {
         let coarse = one_level(PointRows::new(&sample, points.dim), count, COARSE_PASSES, random).centroids;
         let (mut nearest, mut assignment) = (NearestCentroids::default(), vec![0; points.len()]);
         nearest.set(PointRows::new(&coarse, points.dim));
-        nearest.assign(points, &mut assignment);
+        nearest.assign(points, false, &mut assignment);
         let members = ClusterLists::of_partition(&assignment, count);
         let mut starts = vec![0];
         starts.extend(members.iter().scan(0, |start, members| {
@@ -191,11 +151,4 @@ impl Cells {
         }
         shares
     }
-}
-
-/// Sets the centroids `[clusters, dim]` of an assignment.
-pub(super) fn means(points: PointRows<'_>, assignment: &[u32], clusters: usize) -> Vec<f32> {
-    let mut centroids = vec![0.0; clusters * points.dim];
-    set_means(points, assignment, &mut centroids);
-    centroids
 }
