@@ -368,7 +368,7 @@ fn two_builds_at_once_have_clusters_of_their_own() {
 
 #[test]
 fn a_method_without_memory_is_refused_before_anything_is_written() {
-    let mut subject = Subject::in_memory(ByteSize::mib(16), &["dynakv:64", "infllm:16"]);
+    let mut subject = Subject::in_memory(ByteSize::mib(12), &["dynakv:64", "infllm:16"]);
     for _ in 0..20 {
         subject.change().append(1000, 3);
         subject.change().sequence.commit(Durability::Sync).unwrap();

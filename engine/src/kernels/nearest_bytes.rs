@@ -187,7 +187,7 @@ mod x86 {
         _mm512_set1_epi32(i32::from_le_bytes([a as u8, b as u8, c as u8, d as u8]))
     }
 
-    /// Lowers the best rows of four points by those of a block.
+    /// Compares four points with the rows of a block, and keeps the best row of each point so far.
     #[inline]
     #[target_feature(enable = "avx512f,avx512vnni")]
     fn lower(
@@ -243,6 +243,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// Returns the kernel, or prints why its tests are skipped.
+    fn kernel() -> Option<NearestBytes> {
+        let found = nearest_bytes();
+        if found.is_none() {
+            println!("skipped: the processor has no sums of products of bytes (AVX-512 VNNI)");
+        }
+        found
+    }
+
     fn squared_distance(a: &[f32], b: &[f32]) -> f64 {
         a.iter().zip(b).map(|(a, b)| f64::from(a - b).powi(2)).sum()
     }
@@ -254,7 +263,7 @@ mod tests {
             dim in 1_usize..70, points in 1_usize..140, rows in 1_usize..200, others in any::<bool>(),
             values in prop::collection::vec(-9.0_f32..9.0, 70 * 97), origin in -5.0_f32..5.0,
         ) {
-            let Some(nearest_bytes) = nearest_bytes() else { return Ok(()) };
+            let Some(nearest_bytes) = kernel() else { return Ok(()) };
             let value = |at: usize| values[at * 31 % values.len()];
             let points: Vec<f32> = (0..points * dim).map(|at| value(at) + origin).collect();
             let rows: Vec<f32> = (0..rows * dim).map(|at| value(at + 17) + origin).collect();
@@ -278,7 +287,7 @@ mod tests {
 
     #[test]
     fn ties_are_broken_by_the_lower_row() {
-        let Some(nearest_bytes) = nearest_bytes() else { return };
+        let Some(nearest_bytes) = kernel() else { return };
         let rows: Vec<f32> = (0..100).flat_map(|at| [f32::from(at % 7 == 3), 1.0, -1.0]).collect();
         let points = BytePoints::new(&[1.0, 1.0, -1.0, 0.0, 1.0, -1.0], &[0.0; 3]);
         let mut nearest = [9; 2];
@@ -290,7 +299,7 @@ mod tests {
 
     #[test]
     fn extremes_have_a_nearest_row() {
-        let Some(nearest_bytes) = nearest_bytes() else { return };
+        let Some(nearest_bytes) = kernel() else { return };
         let rows = [1e15, -1e15, 0.0, 1e-30, -1e15, -1e15];
         let mut nearest = [9; 3];
         nearest_bytes(&BytePoints::new(&rows, &[0.0; 2]), &ByteBlocks::new(&rows, &[0.0; 2]), false, &mut nearest);

@@ -85,7 +85,7 @@ fn narrow_by(row: &[f32], bytes: &mut [i8], offset: impl Fn(f32, u32) -> f32) ->
         let whole = ((x + offset(x, at)) + INTEGERS) - INTEGERS;
         let whole = if whole > TOP { TOP } else { whole };
         let whole = if whole < -TOP { -TOP } else { whole };
-        // The lowest bits of the sum are those of the integer.
+        // The lowest byte of the bits of this sum is the integer as a signed byte.
         *byte = (whole + INTEGERS).to_bits() as i8;
     }
     largest / TOP

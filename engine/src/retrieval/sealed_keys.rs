@@ -123,8 +123,8 @@ impl SealedKeys {
 }
 
 impl SealedKeys {
-    /// Returns the keys of tokens that it has, if they are kept as rows of f16: those of one KV head, or of the only
-    /// one.
+    /// Returns the keys of these tokens as rows of f16. `None` if they are kept in another type, or if no head is named
+    /// and there are several.
     pub(crate) fn half_rows(&self, tokens: Range<usize>, head: Option<usize>) -> Option<HalfRows<'_>> {
         let head = head.or((self.shape.kv_heads == 1).then_some(0))?;
         (self.shape.dtype == DType::F16).then_some(HalfRows { keys: self, tokens, head })

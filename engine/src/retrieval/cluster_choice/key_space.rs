@@ -68,7 +68,7 @@ impl KeySpace {
         if self.book.is_some() { ((BATCH + 16) * width + BATCH * self.dim()) * size_of::<f32>() } else { 0 }
     }
 
-    /// Adds the vectors of the next group to those of [`Self::vector_shape`].
+    /// Adds the vectors of the next group to `vectors`, which have the shape of [`Self::vector_shape`].
     pub(crate) fn push(&self, group: &KeyGroup<'_>, vectors: &mut SealedKeys) {
         let Some(book) = &self.book else { return vectors.push(group) };
         let (width, tokens) = (self.options.dim(&self.shape), self.shape.group_tokens);

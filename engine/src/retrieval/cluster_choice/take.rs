@@ -13,7 +13,7 @@ const SORTED_NEXT: usize = 64;
 /// Members in a cache line.
 const LINE_MEMBERS: usize = 16;
 
-/// Whether a token may be met twice.
+/// Which tokens may be taken twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Overlap {
     /// No token is in two clusters, or in one and among the first tokens.

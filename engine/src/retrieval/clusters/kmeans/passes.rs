@@ -1,7 +1,7 @@
 //! Passes of Lloyd's algorithm, and k-means made of them.
 //!
 //! [`relocated`] finds clusters:
-//! 1. The first centroids are random points. For few clusters they are those of k-means++.
+//! 1. The first centroids are random points. At most 64 centroids are seeded by k-means++. See `seeding`.
 //! 2. Each point joins the nearest of all centroids, and centroids become means.
 //! 3. Centroids are relocated. See `relocation`. Each relocation is followed by a pass as in step 2.
 //!

@@ -13,11 +13,12 @@
 //! - All ties are broken by the lower cluster.
 
 use super::points::PointRows;
+use super::seeding::pick_by_distance;
 use crate::kernels::{add_row, lower_distances, scale_row};
 use crate::retrieval::clusters::lists::ClusterLists;
 use crate::retrieval::clusters::random::SeededRandom;
 
-/// One in so many clusters is halved, those with the largest sums.
+/// The part of the clusters that is halved: one in this number, those with the largest sums.
 const HALVED: usize = 4;
 /// Passes of the 2-means of a halving. The passes over all points come later.
 const HALVING_PASSES: usize = 2;
@@ -128,13 +129,7 @@ fn distances<'a>(points: PointRows<'a>, members: &'a [u32], centroid: &'a [f32])
 fn halve(points: PointRows<'_>, cluster: usize, members: &[u32], random: &mut SeededRandom) -> Option<Halving> {
     let first = points.row(members[random.below(members.len())] as usize).to_vec();
     let to_first: Vec<f32> = distances(points, members, &first).collect();
-    let total: f64 = to_first.iter().map(|distance| f64::from(*distance)).sum();
-    let (aim, mut reached) = (random.unit() * total, 0.0);
-    let passed = |distance: &f32| {
-        reached += f64::from(*distance);
-        reached > aim
-    };
-    let second = points.row(members[to_first.iter().position(passed)?] as usize).to_vec();
+    let second = points.row(members[pick_by_distance(&to_first, random)?] as usize).to_vec();
     let mut halves = [first, second];
     let mut of_members = Vec::new();
     let mut sizes = [0; 2];

@@ -23,17 +23,23 @@ pub(super) fn plus_plus(points: PointRows<'_>, count: usize, random: &mut Seeded
             return centroids;
         }
         lower_distances(points.rows, centroid, &mut distances);
-        let total: f64 = distances.iter().map(|x| f64::from(*x)).sum();
-        if total <= 0.0 {
-            return centroids;
-        }
-        let (aim, mut reached) = (random.unit() * total, 0.0);
-        let passed = |distance: &f32| {
-            reached += f64::from(*distance);
-            reached > aim
-        };
-        next = distances.iter().position(passed).unwrap_or(points.len() - 1);
+        let Some(picked) = pick_by_distance(&distances, random) else { return centroids };
+        next = picked;
     }
+}
+
+/// Picks a point with a probability in proportion to its squared distance. `None` if all distances are zero.
+pub(super) fn pick_by_distance(distances: &[f32], random: &mut SeededRandom) -> Option<usize> {
+    let total: f64 = distances.iter().map(|distance| f64::from(*distance)).sum();
+    if total <= 0.0 {
+        return None;
+    }
+    let (aim, mut reached) = (random.unit() * total, 0.0);
+    let passed = |distance: &f32| {
+        reached += f64::from(*distance);
+        reached > aim
+    };
+    Some(distances.iter().position(passed).unwrap_or(distances.len() - 1))
 }
 
 /// Returns `count` points as centroids, each point once at most. There are at least as many points.
