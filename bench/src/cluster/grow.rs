@@ -33,7 +33,7 @@ const CHUNK: usize = 512;
           kvbench cluster grow --device /nvme0 --from 4096 --every 512 --entries 32768 --layers 1
 
 `written_kv` is the bytes that all stores wrote to the device, over the bytes of keys and values. `rewritten_kv` is what
-they would have written without pages that stay. `ratio_requests` and `ratio_bytes` compare reads of the grown set with
+they would have written without pages that stay, and `space_kv` the space of the grown set. `ratio_requests` and `ratio_bytes` compare reads of the grown set with
 those of a set that was stored at once. Figures of reads are per step and layer. Of --methods, those without clusters
 are left out, and of --budgets, the first one counts.")]
 pub(crate) struct ClusterGrowArgs {
@@ -63,6 +63,8 @@ struct GrowthResult {
     rewritten_kv: Option<f64>,
     /// Bytes of directories, of `written_kv`.
     directories_kv: Option<f64>,
+    /// The space of the grown set, pages that no cluster names included, over the bytes of keys and values.
+    space_kv: Option<f64>,
     /// Pages of the grown set over those of the set that was stored at once.
     ratio_pages: Option<f64>,
     requests: f64,
@@ -132,14 +134,21 @@ impl<'a> Growth<'a> {
             stored.push(self.sequence.store_clusters(id)?);
         }
         let grown = self.read(id)?;
+        let with_set = self.live_bytes();
         self.sequence.drop_stored_clusters()?;
+        let set_bytes = with_set.saturating_sub(self.live_bytes());
         let at_once = self.sequence.store_clusters(id)?;
         let fresh = self.read(id)?;
-        let result = self.result((from, every), &stored, &at_once, (grown, fresh));
+        let result = self.result((from, every), &stored, &at_once, (grown, fresh), set_bytes);
         let Self { sequence, store, .. } = self;
         drop(sequence);
         store.close()?;
         Ok(result)
+    }
+
+    /// Returns the bytes of all frames that sequences name.
+    fn live_bytes(&self) -> u64 {
+        self.store.status().live_bytes
     }
 
     /// Appends tokens to all layers, and commits them.
@@ -203,6 +212,7 @@ impl<'a> Growth<'a> {
         stored: &[StoredClusters],
         at_once: &StoredClusters,
         (grown, fresh): ((f64, f64), (f64, f64)),
+        set_bytes: u64,
     ) -> GrowthResult {
         let DecodeWorkload { kv_heads, dim, layers, tokens, name, .. } = self.workload;
         // Keys and values in f16.
@@ -224,6 +234,7 @@ impl<'a> Growth<'a> {
             written_kv: ratio(sum(&|own| own.device_bytes), kv),
             rewritten_kv: ratio(sum(&|own| own.pages) * page_bytes + sum(&|own| own.directory_bytes), kv),
             directories_kv: ratio(sum(&|own| own.directory_bytes), kv),
+            space_kv: ratio(set_bytes as f64, kv),
             ratio_pages: ratio(last as f64, at_once.pages as f64),
             requests: rounded(grown.0),
             ratio_requests: ratio(grown.0, fresh.0),

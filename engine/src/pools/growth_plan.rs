@@ -7,9 +7,10 @@
 //! 2. Members outside of main pages are *loose*. A page's worth of them is written as a run of the cluster's own. Fewer
 //!    are looked for in two other kept pages at most, and otherwise share a new page with loose members of the
 //!    neighbours.
-//! 3. A cluster in more than [`RUNS_MAX`] runs per device is written once more, in one run.
-//! 4. A page goes if less than a third of its entries serve a cluster, and a frame goes if less than half of its pages
-//!    serve one. The clusters that these pages served are planned again.
+//! 3. If a cluster is in more than [`RUNS_MAX`] runs per device, its smaller runs are written once more, in one run.
+//!    Runs that stay have more members than the smaller ones together.
+//! 4. A page goes if less than a third of its entries serve a cluster, and a frame goes if less than a third of its
+//!    pages serve one. The clusters that these pages served are planned again.
 //!
 //! Invariants:
 //! - Each member of a cluster is in a kept page or in a page that is written.
@@ -24,10 +25,13 @@ use std::collections::HashMap;
 use stratakv_format::FrameId;
 use stratakv_format::pool::{EntryHeads, PageGeometry};
 
-/// The most runs of pages that a cluster is read with on each device. A cluster with more is written once more.
+/// The most runs of pages that a cluster is read with on each device. If it has more, the smaller ones are joined.
 const RUNS_MAX: usize = 3;
 /// The most pages in which a cluster has few members.
 const OVERFLOW_PAGES_MAX: usize = 2;
+/// A page stays while one in this number of its entries serves a cluster, and a frame while one in this number of its
+/// pages does.
+const SERVING_PART: u32 = 3;
 /// After this many rounds every cluster is written once more.
 const ROUNDS_MAX: usize = 16;
 
@@ -58,8 +62,9 @@ pub(super) fn plan<'a>(layer: &'a LayerClusters, earlier: &'a EarlierLayer, devi
         let mut named: HashMap<FrameId, u32> = HashMap::new();
         let used = lists.iter().flat_map(ListPlan::used);
         used.for_each(|page| *named.entry(page.place.frame).or_default() += layer.geometry.disk_pages());
-        let is_sparse =
-            |frame| named.get(&frame).copied().unwrap_or(0) * 2 < pool_pages.get(&frame).copied().unwrap_or(0);
+        let is_sparse = |frame| {
+            named.get(&frame).copied().unwrap_or(0) * SERVING_PART < pool_pages.get(&frame).copied().unwrap_or(0)
+        };
         let dropped: usize = lists.iter_mut().map(|list| list.drop_pages(&|frame| is_last || is_sparse(frame))).sum();
         if dropped == 0 {
             break;
@@ -147,12 +152,12 @@ impl<'a> ListPlan<'a> {
         others.sort_by_key(|share| std::cmp::Reverse(share.members));
         let mut served: Vec<(u32, u32)> = main.iter().map(|page| (*page, self.find(*page, is_member))).collect();
         served.retain(|(_, found)| *found > 0);
-        let mut runs = self.runs(&served);
+        let mut runs = self.runs(&served).count();
         let missing = |plan: &Self| -> Vec<u32> {
             members.iter().filter(|token| plan.marks[**token as usize] == is_member).copied().collect()
         };
         let mut loose = missing(self);
-        let has_own_run = loose.len() >= self.page_entries;
+        let mut has_own_run = loose.len() >= self.page_entries;
         if !has_own_run && !loose.is_empty() {
             let mut overflow = Vec::new();
             for share in others {
@@ -171,8 +176,11 @@ impl<'a> ListPlan<'a> {
         }
         runs += usize::from(!loose.is_empty());
         if runs > self.runs_max {
-            self.fresh.push(members);
-            return;
+            let staying = self.staying(&served, loose.len());
+            members.iter().for_each(|token| self.marks[*token as usize] = is_member);
+            served = staying.into_iter().map(|page| (page, self.find(page, is_member))).collect();
+            loose = missing(self);
+            has_own_run = served.is_empty() || loose.len() >= self.page_entries;
         }
         served.into_iter().for_each(|(page, found)| self.serving[page as usize] += found);
         let written = if has_own_run { &mut self.fresh } else { &mut self.loose };
@@ -192,19 +200,37 @@ impl<'a> ListPlan<'a> {
         found
     }
 
-    /// Returns the number of runs of neighbouring pages. The pages rise.
-    fn runs(&self, pages: &[(u32, u32)]) -> usize {
+    /// Returns the pages of the runs that stay when a cluster has too many. `served` has the members that are found in
+    /// each page, and `loose` ones are in none. Fewer than `runs_max` runs stay, each with more members than all that are
+    /// written: the loose ones and those of smaller runs.
+    fn staying(&self, served: &[(u32, u32)], loose: usize) -> Vec<u32> {
+        let found = |run: &&[(u32, u32)]| run.iter().map(|(_, found)| *found as usize).sum::<usize>();
+        let mut runs: Vec<_> = self.runs(served).collect();
+        runs.sort_by_key(|run| std::cmp::Reverse(found(run)));
+        let mut written = loose;
+        while let Some(smallest) = runs.last() {
+            if runs.len() < self.runs_max && found(smallest) > written {
+                break;
+            }
+            written += found(smallest);
+            runs.pop();
+        }
+        runs.concat().into_iter().map(|(page, _)| page).collect()
+    }
+
+    /// Returns runs of neighbouring pages.
+    fn runs<'p>(&self, pages: &'p [(u32, u32)]) -> impl Iterator<Item = &'p [(u32, u32)]> {
         let place = |at: &(u32, u32)| self.pages[at.0 as usize].place;
         let is_next =
             |one: &PagePlace, next: &PagePlace| one.frame == next.frame && one.page + self.disk_pages == next.page;
-        pages.chunk_by(|one, next| is_next(&place(one), &place(next))).count()
+        pages.chunk_by(move |one, next| is_next(&place(one), &place(next)))
     }
 
     /// Drops used pages with too few entries that serve, and those of frames that go. Returns their number.
     fn drop_pages(&mut self, frame_goes: &dyn Fn(FrameId) -> bool) -> usize {
         let mut dropped = 0;
         for (at, page) in self.pages.iter().enumerate().filter(|(at, _)| self.serving[*at] > 0) {
-            if frame_goes(page.place.frame) || self.serving[at] * 3 < page.place.valid {
+            if frame_goes(page.place.frame) || self.serving[at] * SERVING_PART < page.place.valid {
                 self.allowed[at] = false;
                 dropped += 1;
             }

@@ -116,13 +116,13 @@ fn growth_writes_the_new_members_of_a_cluster_and_one_run_after_several_times() 
 }
 
 #[test]
-fn growth_gives_up_frames_of_which_half_serves_no_cluster() {
+fn growth_gives_up_frames_of_which_two_thirds_serve_no_cluster() {
     let clusters: Vec<Vec<u32>> = (0..16).map(|at| (0..4).map(|nth| at * 4 + nth).collect()).collect();
     let mut disk = StoredPages::default();
     disk.store(&covering(&clusters, 64));
-    // Nine clusters of sixteen exchange their members, so their pages serve none.
+    // Eleven clusters of sixteen exchange their members, so their pages serve none.
     let mut mixed = clusters.clone();
-    (0..9).for_each(|at| mixed[at] = (0..4).map(|nth| (at as u32 + nth * 9) % 36).collect());
+    (0..11).for_each(|at| mixed[at] = (0..4).map(|nth| (at as u32 + nth * 11) % 44).collect());
     disk.store(&covering(&mixed, 64));
     assert_eq!(disk.frames.keys().copied().collect::<Vec<_>>(), [11], "frame 10 was given up");
 }
