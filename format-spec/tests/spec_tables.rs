@@ -191,7 +191,7 @@ fn codes_of_segment_frame_and_export() -> Vec<CodeTable> {
                 frame::KIND_POOL
             ],
         ),
-        ("codes directory part", names![pool::PART_CLUSTERS, pool::PART_POSITIONS]),
+        ("codes directory part", names![pool::PART_CLUSTERS, pool::PART_POSITIONS, pool::PART_STATE]),
         (
             "codes representative",
             names![pool::REPRESENTATIVE_NONE, pool::REPRESENTATIVE_CENTROIDS, pool::REPRESENTATIVE_MEDOIDS],
@@ -299,6 +299,7 @@ fn limits_match_the_code() {
         ("PAGE_ENTRIES_MAX", pool::PAGE_ENTRIES_MAX as u64),
         ("CLUSTER_PIECE_BYTES_MAX", u64::from(pool::CLUSTER_PIECE_BYTES_MAX)),
         ("METHOD_BYTES_MAX", pool::METHOD_BYTES_MAX as u64),
+        ("STATE_BYTES_MAX", pool::STATE_BYTES_MAX),
         ("CLUSTERS_MAX", u64::from(pool::CLUSTERS_MAX)),
         ("MEMBERSHIPS_MAX", u64::from(pool::MEMBERSHIPS_MAX)),
         ("REPRESENTATIVES_MAX", u64::from(pool::REPRESENTATIVES_MAX)),

@@ -1,7 +1,8 @@
 //! Clusters in derived frames: directories, the pages that they name, and the tokens that they cover (SPEC.md chapter
 //! 11).
 //!
-//! 1. Read the pieces of each live derived frame that matched their checksum, and put directories together.
+//! 1. Read the pieces of each live derived frame that matched their checksum, and put directories together. Pieces of
+//!    states are left to `cluster_states`.
 //! 2. Compare the directories with the pools, and with each other: no page is named twice.
 //! 3. Compare each page with its checksum, and the bytes outside its entries with zero.
 //! 4. Compare each entry with the group or tail that holds its token, if that is asked for.
@@ -11,6 +12,7 @@
 //! A frame that a directory names may be gone, because derived frames are never needed.
 
 use crate::cluster_entries::LayerRows;
+use crate::cluster_states::FoundStates;
 use crate::devices::Devices;
 use crate::finding::{Code, Finding, Sink};
 use crate::frames::{DirectoryExtent, FrameInfo};
@@ -21,7 +23,9 @@ use crate::report::ClusterTotals;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::layout::Layout;
-use stratakv_format::pool::{ClusterPage, ClusterTable, DirectoryPiece, EntryHeads, PageGeometry, PieceTables};
+use stratakv_format::pool::{
+    ClusterPage, ClusterTable, DirectoryPiece, EntryHeads, PageGeometry, PieceTables, StatePiece,
+};
 use stratakv_format::{Location, PAGE_BYTES, PlaneIdentity, SegmentId, SequenceId, segment};
 
 /// The identity of a directory: origin, set, layer and head. The head is its code on disk.
@@ -60,6 +64,7 @@ pub(crate) fn check(
         named: HashSet::new(),
         named_bytes: BTreeMap::new(),
         found: Vec::new(),
+        states: FoundStates::default(),
         totals: ClusterTotals::default(),
     };
     let mut frames: Vec<u64> = infos.keys().copied().filter(|id| state.is_derived(*id)).collect();
@@ -70,6 +75,7 @@ pub(crate) fn check(
         checker.totals.frames += 1;
         checker.totals.pool_pages += info.pools.iter().map(|pool| u64::from(pool.pages)).sum::<u64>();
         let bytes = checker.pieces(frame, info);
+        checker.states(*id, frame, info, &bytes);
         for (nth, directory) in checker.directories(*id, frame, info, &bytes).into_iter().enumerate() {
             let header = directory.pieces[0].header();
             let key = (frame.record.origin.get(), header.set.get(), directory.layer, header.head.get());
@@ -92,7 +98,8 @@ pub(crate) fn check(
             }
         }
     }
-    let ClusterChecker { totals, mut found, named_bytes, .. } = checker;
+    let ClusterChecker { mut totals, mut found, named_bytes, states, .. } = checker;
+    (totals.states, totals.state_bytes) = states.whole();
     found.sort_by_key(|own| (own.origin, own.set, own.layer, own.head));
     FoundClusters { totals, directories: found, named_bytes }
 }
@@ -198,6 +205,7 @@ struct ClusterChecker<'a> {
     named: HashSet<(u64, u32)>,
     named_bytes: BTreeMap<(u16, u32), u64>,
     found: Vec<StoredDirectory>,
+    states: FoundStates,
     totals: ClusterTotals,
 }
 
@@ -228,7 +236,19 @@ impl<'a> ClusterChecker<'a> {
         info.directories.iter().map(read).collect()
     }
 
-    /// Puts the pieces of a frame together. Reports pieces and directories that break a rule, and leaves them out.
+    /// Checks the pieces of states of a frame.
+    fn states(&mut self, id: u64, frame: &Frame, info: &FrameInfo, bytes: &[Option<Vec<u8>>]) {
+        let state = self.state;
+        let Some(layout) = state.layouts.get(&info.layout) else { return };
+        let known = info.directories.iter().zip(bytes).filter_map(|(extent, bytes)| Some((extent, bytes.as_deref()?)));
+        let pieces = known.filter(|(_, bytes)| StatePiece::is_meant(bytes));
+        for (finding, place) in self.states.add(state, (id, frame), pieces, layout) {
+            self.push(finding, (id, frame), place);
+        }
+    }
+
+    /// Puts the pieces of directories of a frame together. Reports pieces and directories that break a rule, and leaves
+    /// them out.
     fn directories<'b>(
         &mut self,
         id: u64,
@@ -241,6 +261,9 @@ impl<'a> ClusterChecker<'a> {
         let mut directories: Vec<Directory<'b>> = Vec::new();
         let mut is_whole = true;
         for (extent, bytes) in info.directories.iter().zip(bytes) {
+            if bytes.as_deref().is_some_and(StatePiece::is_meant) {
+                continue;
+            }
             let verify = |(bytes, layout): (&'b Vec<u8>, &Layout)| DirectoryPiece::verify(bytes, layout, extent.layer);
             match bytes.as_ref().zip(layout).map(verify) {
                 Some(Ok(piece)) => match directories.last_mut() {

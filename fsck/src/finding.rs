@@ -97,6 +97,9 @@ codes! {
     ClusterPage = "cluster-page";
     /// A token that a set covers is in no cluster, in too many, or twice in one.
     ClusterCoverage = "cluster-coverage";
+    /// A piece of the state of a method is damaged, or the state belongs to tokens that are not committed (a note: this
+    /// program does not know its version).
+    ClusterState = "cluster-state";
     /// A structure has a version, feature or kind that this program does not know.
     Unsupported = "unsupported";
     /// The operating system could not read the bytes at this place.

@@ -29,6 +29,7 @@ mod adapters;
 mod check;
 pub mod cli;
 mod cluster_entries;
+mod cluster_states;
 mod clusters;
 mod devices;
 mod elements;

@@ -70,6 +70,10 @@ pub struct ClusterTotals {
     pub runs: u64,
     /// Pages of all pools, whether a directory names them or not.
     pub pool_pages: u64,
+    /// States of methods whose bytes are all there: one per layer.
+    pub states: u64,
+    /// Bytes of these states.
+    pub state_bytes: u64,
 }
 
 /// The result of a check.
@@ -121,7 +125,7 @@ impl Report {
             (c.bytes + c.manifest_bytes) as f64 / f64::from(1 << 20),
             c.seconds,
         );
-        let ClusterTotals { frames, directories, clusters, pages, runs, pool_pages } = c.clusters;
+        let ClusterTotals { frames, directories, clusters, pages, runs, pool_pages, states, state_bytes } = c.clusters;
         if c.summaries > 0 {
             let _ = writeln!(text, "{} summary records compared with the keys of their groups", c.summaries);
         }
@@ -131,6 +135,9 @@ impl Report {
                 "clusters: {clusters} in {directories} directories of {frames} derived frames, {pages} of {pool_pages} \
                  pages in {runs} runs"
             );
+        }
+        if states > 0 {
+            let _ = writeln!(text, "states of methods: {states} layers, {state_bytes} bytes");
         }
         if !c.complete {
             let _ =

@@ -7,6 +7,7 @@
 //! - `directory`: the structures of a piece of a directory, and their limits
 //! - `piece`: a piece that was checked
 //! - `encode`: how a piece is written
+//! - `state`: pieces of the state of a method
 //!
 //! # Invariants
 //! - A [`DirectoryPiece`] that was checked has tables that fill its bytes exactly. Nothing is allocated to check it.
@@ -16,6 +17,7 @@ mod directory;
 mod encode;
 mod page;
 mod piece;
+mod state;
 
 pub use directory::{
     CLUSTER_PIECE_BYTES_MAX, CLUSTERS_MAX, ClusterRecord, DIRECTION_FALLING, DIRECTION_RISING, DIRECTORY_VERSION,
@@ -25,3 +27,4 @@ pub use directory::{
 pub use encode::{ClusterParts, DirectoryFields};
 pub use page::{EntryHeads, PAGE_ENTRIES_MAX, PageGeometry};
 pub use piece::{Cluster, ClusterPage, ClusterTable, DirectoryPiece, PieceTables, PositionTable};
+pub use state::{PART_STATE, STATE_BYTES_MAX, STATE_VERSION, StateFields, StateHeader, StatePiece};

@@ -159,6 +159,10 @@ fn layouts_and_frames() -> Structures {
             pages,
         }
         ClusterRecord: pool::ClusterRecord { entries, runs, variance, radius }
+        StateHeader: pool::StateHeader {
+            version, part, reserved, method_bytes, set, generation, number, tokens, state_bytes, first_byte, count,
+            encoding,
+        }
         PageRun: pool::PageRun { frame, page, pages, direction, last_entries, reserved }
         SummaryHeader: frame::SummaryHeader { version, parameter, adapter, adapter_checksum, reserved }
         ExportPage: export::ExportPage {
