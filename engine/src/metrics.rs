@@ -455,6 +455,7 @@ pub(crate) struct StoreCounters {
     pub(crate) moved_bytes: Counter,
     pub(crate) no_space: Counter,
     pub(crate) dropped_clusters: Counter,
+    pub(crate) restored_layers: Counter,
 }
 
 /// A counter that any thread may raise.

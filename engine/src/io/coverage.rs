@@ -77,7 +77,7 @@ pub enum CoverageMark {
     ClockWentBack,
     /// A page of stored clusters failed, and groups gave its entries.
     PageRebuilt,
-    /// A directory of stored clusters did not verify.
+    /// A directory or a state of stored clusters did not verify.
     ClustersDropped,
     /// A store without space gave up stored clusters.
     ClustersReleased,
@@ -87,6 +87,10 @@ pub enum CoverageMark {
     ClustersGrown,
     /// Stored clusters grew, and a page or a frame of which little was in use was written once more.
     ClustersCompacted,
+    /// The state of a method was written.
+    ClusterStateWritten,
+    /// A layer was restored from the state of its method.
+    ClusterStateTaken,
 }
 
 /// Does nothing, because marks are counted with the feature `sim` only.

@@ -101,6 +101,10 @@ pub enum Mutant {
     KeptEntriesExchanged,
     /// Grown clusters leave out entries that are in no page yet.
     LooseEntriesLost,
+    /// The state of a method is used although it belongs to other clusters, or to tokens that were cut off.
+    StaleStateKept,
+    /// The state of a method is stored before its tokens are committed.
+    UncommittedStateStored,
 }
 
 /// Returns `false`, because faults are planted with the feature `sim` only.

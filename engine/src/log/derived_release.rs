@@ -3,7 +3,7 @@
 //! A derived frame may be released at any time, by the sequence that refers to it or by maintenance. Neither knows what
 //! the other did, so the commit leader looks up which references exist.
 
-use crate::catalog::{Catalog, RecordBuffer, release_record};
+use crate::catalog::{Catalog, RecordBuffer, release_record, without_stale};
 use crate::io::planted;
 use std::collections::BTreeSet;
 use stratakv_format::manifest::Kind;
@@ -12,8 +12,8 @@ use stratakv_format::{FrameId, SequenceId};
 /// References to derived frames that a commit releases, as far as they exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DerivedRelease {
-    /// The sequence was cut: releases all of its references if the tokens of one end beyond this one. The directories
-    /// are then among those that go, and pages of earlier writes are no use without them.
+    /// The sequence was cut: releases its references to tokens beyond this one, and what is no use without them
+    /// ([`without_stale`]).
     Cut(SequenceId, u64),
     /// Releases one reference.
     Reference(SequenceId, FrameId),
@@ -28,15 +28,18 @@ impl DerivedRelease {
         out: &mut RecordBuffer,
     ) {
         let (Self::Cut(sequence, _) | Self::Reference(sequence, _)) = self;
-        let is_cut = match self {
-            Self::Cut(_, tokens) => catalog.derived_of(sequence).any(|(_, end)| end > tokens),
-            Self::Reference(..) => false,
+        let left = match self {
+            Self::Cut(_, tokens) if !planted!(StaleClustersKept) => {
+                without_stale(catalog.derived_refs(sequence).collect(), |own| own.end > tokens)
+            }
+            Self::Cut(..) => return,
+            Self::Reference(..) => Vec::new(),
         };
-        let is_meant = |(frame, _): &(FrameId, u64)| match self {
-            Self::Cut(..) => is_cut && !planted!(StaleClustersKept),
+        let is_meant = |frame: &FrameId| match self {
+            Self::Cut(..) => left.iter().all(|own| own.frame != *frame),
             Self::Reference(_, only) => *frame == only,
         };
-        for (frame, _) in catalog.derived_of(sequence).filter(is_meant) {
+        for frame in catalog.derived_of(sequence).map(|(frame, _)| frame).filter(is_meant) {
             if released.insert((sequence, frame)) {
                 out.push(Kind::FrameRelease, &release_record(sequence, frame), &[]);
             }

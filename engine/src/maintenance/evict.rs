@@ -16,7 +16,7 @@
 //! - An event is delivered only after its deletion is durable.
 //! - `evicting` is held by the caller of [`evict_silently`]. The catalog lock is never held across a commit.
 
-use crate::catalog::{Catalog, SequenceMeta, release_record};
+use crate::catalog::{Catalog, SequenceMeta, release_record, states_first};
 use crate::error::Result;
 use crate::events::event;
 use crate::io::coverage;
@@ -184,9 +184,9 @@ pub(crate) fn releasable_bytes(inner: &StoreInner) -> u64 {
 }
 
 /// Chooses derived frames that no open sequence refers to, until `bytes` would be dead. Returns all references to them,
-/// and their bytes. The frames of the least recently used sequences come first.
+/// and their bytes. The frames of the least recently used sequences come first, and of a sequence its states.
 fn choose_derived(catalog: &Catalog, open: &HashSet<SequenceId>, bytes: u64) -> (Vec<DerivedRelease>, u64) {
-    let frames = |id: &SequenceId| catalog.derived_of(*id).map(|(frame, _)| frame).collect::<Vec<_>>();
+    let frames = |id: &SequenceId| states_first(&catalog.derived_refs(*id).collect::<Vec<_>>());
     let held: HashSet<FrameId> = open.iter().flat_map(frames).collect();
     let mut closed: Vec<_> = catalog.sequences.iter().filter(|(id, _)| !open.contains(id)).collect();
     closed.sort_by_key(|(id, meta)| (meta.used_unix_ms, **id));

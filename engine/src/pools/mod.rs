@@ -9,6 +9,8 @@
 //! | `page_rows` | copies keys and values from groups to pages |
 //! | `directory_pieces` | the directory of one head, or of all heads, as pieces |
 //! | `writer` | writes pools and directories as derived frames, and commits them |
+//! | `frame_write` | writes one derived frame |
+//! | `state_pieces` | writes the state of a method, and finds it |
 //! | `report` | the result for the caller |
 //! | `stored_set`, `stored_list` | directories that were read: where each token is in pages |
 //! | `cover` | the pages that give chosen entries |
@@ -24,6 +26,7 @@ mod cover;
 mod cover_tests;
 mod directory_pieces;
 mod earlier;
+mod frame_write;
 mod growth_plan;
 #[cfg(test)]
 mod growth_tests;
@@ -32,6 +35,7 @@ mod page_plan;
 mod page_rows;
 mod page_sources;
 mod report;
+mod state_pieces;
 mod stored_list;
 mod stored_set;
 #[cfg(test)]
@@ -44,5 +48,6 @@ pub(crate) use layer_clusters::LayerClusters;
 pub(crate) use page_rows::{GroupPlanes, PlaneVisitor, put_entry, take_entry};
 pub(crate) use page_sources::{PageDevice, PageSources};
 pub use report::StoredClusters;
+pub(crate) use state_pieces::{FrontPieces, StateFrames, StatePlace, StatesFront, WrittenStates, join};
 pub(crate) use stored_set::{DirectoryFront, StoredLayer, StoredSet, find_pieces};
-pub(crate) use writer::PoolWriter;
+pub(crate) use writer::{PoolWriter, commit_derived};

@@ -22,7 +22,10 @@ pub struct StoredClusters {
     pub page_bytes: u64,
     /// Bytes of the pieces of directories.
     pub directory_bytes: u64,
-    /// Bytes written to devices: pages and directories, with the headers of their frames.
+    /// Bytes of frames with the state of the method. 0 if no state was written: tokens are not committed, the store is
+    /// full, or too few tokens were appended since the former one.
+    pub state_bytes: u64,
+    /// Bytes written to devices: pages, directories and states, with the headers of their frames.
     pub device_bytes: u64,
     /// The time from the first read of a group to the end of the commit.
     pub time: Duration,

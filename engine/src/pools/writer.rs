@@ -14,19 +14,21 @@
 
 use super::directory_pieces::{self, PagePlace};
 use super::earlier::EarlierLayer;
+use super::frame_write::write_once;
 use super::growth_plan;
 use super::layer_clusters::{HeadClusters, LayerClusters};
 use super::page_plan::{PlannedPage, Stripes};
 use super::page_rows::{self, ENTRY_BYTES, GroupPlanes};
 use super::report::StoredClusters;
+use super::state_pieces::WrittenStates;
 use crate::catalog::ref_record;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::planted::{covered, page_place};
 use crate::io::{coverage, planted};
 use crate::layout::PlacedBytes;
 use crate::log::{
-    CommitRequest, DerivedDraft, DerivedFrame, DerivedRelease, DirectoryBytes, FrameTarget, SequenceIdentity,
-    StoreInner, front_limit, write_derived,
+    CommitRequest, DerivedDraft, DerivedFrame, DerivedRelease, DirectoryBytes, SequenceIdentity, StoreInner,
+    front_limit,
 };
 use crate::metrics::{Category, Reservation, lock};
 use crate::options::{ClusterStripe, StoreClusterOptions};
@@ -289,9 +291,7 @@ impl<'a> PoolWriter<'a> {
         list: &HeadClusters,
         pages: &[PagePlace],
     ) -> Result<()> {
-        // Ids of frames are never used again, so no two sets have the same number.
-        let first = || self.frames.first().map_or(1, |frame| frame.id.0);
-        let (set, generation) = self.earlier.map_or_else(|| (first(), 1), |(set, before)| (set, before + 1));
+        let (set, generation) = self.version();
         let fields = DirectoryFields {
             set,
             generation,
@@ -346,13 +346,9 @@ impl<'a> PoolWriter<'a> {
         first: Option<DeviceIndex>,
     ) -> Result<DerivedFrame> {
         let store = self.store;
-        self.placed.widen(store.devices.list.slots());
         let mut tries = 0;
         loop {
-            let mut order = store.devices.order(&self.placed, parts, lock(&store.space).next_frame());
-            order.sort_by_key(|device| Some(*device) != first);
-            let target = FrameTarget { devices: &store.devices, space: &store.space, order: &order, blocking: true };
-            match write_derived(&target, store.ids.next_frame(), self.identity, draft) {
+            match write_once((store, self.identity), &mut self.placed, (draft, parts), first) {
                 Err(e) if e.kind() == ErrorKind::NoSpace && tries < ROOM_TRIES => {
                     tries += 1;
                     if !(store.limits.release_clusters)(store)? {
@@ -361,14 +357,23 @@ impl<'a> PoolWriter<'a> {
                 }
                 Err(e) => return Err(e.during("store clusters")),
                 Ok(frame) => {
-                    let bytes = frame.meta.location.bytes();
-                    self.placed.add(parts, usize::from(frame.meta.location.device.0));
-                    self.report.device_bytes += bytes;
-                    store.activity.add_written(bytes);
+                    self.report.device_bytes += frame.meta.location.bytes();
                     return Ok(frame);
                 }
             }
         }
+    }
+
+    /// Returns the number and the generation of the set that is written. Pages of a layer were written.
+    pub(crate) fn version(&self) -> (u64, u64) {
+        // Ids of frames are never used again, so no two sets have the same number.
+        let first = || self.frames.first().map_or(1, |frame| frame.id.0);
+        self.earlier.map_or_else(|| (first(), 1), |(set, before)| (set, before + 1))
+    }
+
+    /// Keeps frames of the sequence that hold states.
+    pub(crate) fn keep(&mut self, frames: impl Iterator<Item = FrameId>) {
+        self.kept.extend(frames);
     }
 
     /// Syncs all frames and names them in one commit. It releases those of the `earlier` frames of the sequence that no
@@ -377,25 +382,45 @@ impl<'a> PoolWriter<'a> {
     /// # Errors
     /// A sync failed, or the errors of a commit. The sequence has its earlier clusters then, or after
     /// [`ErrorKind::Indeterminate`] either.
-    pub(crate) fn commit(mut self, earlier: Vec<FrameId>) -> Result<StoredClusters> {
+    pub(crate) fn commit(mut self, earlier: Vec<FrameId>, states: Option<WrittenStates>) -> Result<StoredClusters> {
         self.write_directories()?;
-        self.store.committer.admit((self.frames.len() * RECORD_BYTES) as u64)?;
-        DerivedFrame::sync_all(&self.store.devices, &self.frames).map_err(|e| e.during("store clusters"))?;
+        let states = states.unwrap_or_default();
+        self.report.state_bytes = states.bytes;
+        self.report.device_bytes += states.bytes;
+        let tokens = self.report.tokens;
+        let own = self.frames.into_iter().map(|frame| (frame, tokens));
+        let frames: Vec<_> = own.chain(states.frames.into_iter().map(|frame| (frame, states.tokens))).collect();
         let replaced = earlier.into_iter().filter(|frame| !self.kept.contains(frame));
         let released = replaced.map(|frame| DerivedRelease::Reference(self.identity.sequence, frame)).collect();
-        let mut request = CommitRequest { derived: released, ..CommitRequest::default() };
-        for DerivedFrame { id, meta, flight, .. } in self.frames {
-            meta.announce(id, &mut request.records);
-            request.records.push(Kind::FrameRef, &ref_record(self.identity.sequence, id, self.report.tokens), &[]);
-            request.pins.push(Arc::clone(flight.segment()));
-            request.flights.push(flight);
-        }
-        self.store.commit(request)?;
+        commit_derived(self.store, self.identity, frames, released)?;
         if self.report.kept_pages > 0 {
             coverage!(ClustersGrown);
         }
         Ok(StoredClusters { time: self.started.elapsed(), ..self.report })
     }
+}
+
+/// Syncs derived frames, and names them in one commit, each with the end of its tokens. Releases other ones with it.
+///
+/// # Errors
+/// As [`PoolWriter::commit`].
+pub(crate) fn commit_derived(
+    store: &Arc<StoreInner>,
+    identity: &SequenceIdentity,
+    frames: Vec<(DerivedFrame, u64)>,
+    released: Vec<DerivedRelease>,
+) -> Result<()> {
+    store.committer.admit((frames.len() * RECORD_BYTES) as u64)?;
+    DerivedFrame::sync_all(&store.devices, frames.iter().map(|(frame, _)| frame))
+        .map_err(|e| e.during("store clusters"))?;
+    let mut request = CommitRequest { derived: released, ..CommitRequest::default() };
+    for (DerivedFrame { id, meta, flight, .. }, end) in frames {
+        meta.announce(id, &mut request.records);
+        request.records.push(Kind::FrameRef, &ref_record(identity.sequence, id, end), &[]);
+        request.pins.push(Arc::clone(flight.segment()));
+        request.flights.push(flight);
+    }
+    store.commit(request)
 }
 
 /// Returns the bytes that a piece takes in a frame.

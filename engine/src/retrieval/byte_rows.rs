@@ -1,7 +1,11 @@
 //! [`ByteRows`]: vectors in 8 bits per element, such as centroids.
 
 use crate::kernels::{narrow_to_bytes, narrow_to_bytes_evenly, squared_norm_of_bytes, widen_bytes};
+use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter, require};
 use crate::retrieval::summary_records::Records;
+
+/// The largest factor of a row that is read. Keys are at most 1e15.
+const FACTOR_MAX: f32 = 1e15;
 
 /// Rows of signed bytes, each with a factor of its own.
 #[derive(Clone, Debug)]
@@ -74,6 +78,34 @@ impl ByteRows {
     /// Returns the factor of a row.
     pub(crate) fn factor(&self, at: usize) -> f32 {
         self.factors.slice(at..at + 1)[0]
+    }
+
+    /// Appends the rows as they are.
+    pub(crate) fn put_state(&self, out: &mut StateWriter) {
+        let elements = self.elements();
+        out.put_u64(self.len() as u64);
+        out.put_bytes(&elements.iter().map(|x| x.to_le_bytes()[0]).collect::<Vec<u8>>());
+        out.put_f32s(self.factors.slice(0..self.len()));
+    }
+
+    /// Returns the rows of a state, at most `most`.
+    ///
+    /// # Errors
+    /// There are more rows, an element is -128, or a factor is not one of a finite row.
+    pub(crate) fn from_state(state: &mut StateReader<'_>, dim: usize, most: usize) -> Result<Self, StateError> {
+        let count = state.count("rows", most)?;
+        let elements = state.bytes(count.saturating_mul(dim))?;
+        let factors = state.positive_f32s("factors", count)?;
+        require(factors.len() == count, || format!("{count} rows have {} factors", factors.len()))?;
+        require(!elements.contains(&0x80), || "an element is below -127".into())?;
+        let largest = factors.iter().copied().fold(0.0, f32::max);
+        require(largest <= FACTOR_MAX, || format!("a factor of {largest}"))?;
+        let mut rows = Self::with_capacity(dim, count);
+        for (row, factor) in elements.chunks_exact(dim.max(1)).zip(factors) {
+            rows.bytes.add().iter_mut().zip(row).for_each(|(to, x)| *to = i8::from_le_bytes([*x]));
+            rows.factors.add()[0] = factor;
+        }
+        Ok(rows)
     }
 
     /// Returns the bytes that it takes in memory.

@@ -12,6 +12,7 @@ mod byte_rows;
 #[cfg(feature = "calibrate")]
 mod calibrate;
 mod cluster_choice;
+pub(crate) mod cluster_state;
 pub mod clusters;
 mod dynakv;
 mod encoding;
@@ -52,6 +53,7 @@ pub use bounds::summary::BoundsSpec;
 #[cfg(feature = "calibrate")]
 pub use calibrate::{Calibrator, CodeOptions};
 pub use cluster_choice::{ChosenBy, HeadSharing};
+pub use cluster_state::{StateError, StateReader, StateWriter};
 pub use dynakv::DynaKv;
 pub use entry_selector::{ChosenEntries, ClusterChange, ClusterFacts, EntryRequest, EntrySelector};
 pub use exact::selector::Oracle;

@@ -1,6 +1,7 @@
 //! [`ScaledRows`]: vectors in 16 bits per element, such as the keys of medoids.
 
 use crate::kernels::{narrow_scaled, power_of_two, widen_scaled};
+use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter, require};
 use crate::retrieval::summary_records::Records;
 
 /// Rows of f16 elements, each with a power of two of its own.
@@ -80,6 +81,34 @@ impl ScaledRows {
     /// Returns the power of two of a row.
     pub(crate) fn factor(&self, at: usize) -> f32 {
         power_of_two(self.exponents.slice(at..at + 1)[0])
+    }
+
+    /// Appends the rows as they are.
+    pub(crate) fn put_state(&self, out: &mut StateWriter) {
+        out.put_u64(self.len() as u64);
+        out.put_each(self.halves().iter().map(|half| half.to_le_bytes()));
+        out.put_each(self.exponents.slice(0..self.len()).iter().map(|exponent| exponent.to_le_bytes()));
+    }
+
+    /// Returns the rows of a state, of which there are `count`.
+    ///
+    /// # Errors
+    /// There are others, or an element is not finite.
+    pub(crate) fn from_state(state: &mut StateReader<'_>, dim: usize, count: usize) -> Result<Self, StateError> {
+        let found = state.count("rows", count)?;
+        let halves: &[[u8; 2]] = state.each("elements", count.saturating_mul(dim))?;
+        let exponents: &[[u8; 1]] = state.each("exponents", count)?;
+        let is_whole = found == count && halves.len() == count.saturating_mul(dim) && exponents.len() == count;
+        require(is_whole, || format!("{found} of {count} rows"))?;
+        // The exponent of a number that is not finite is all ones.
+        let is_finite = |half: &[u8; 2]| u16::from_le_bytes(*half) & 0x7c00 != 0x7c00;
+        require(halves.iter().all(is_finite), || "an element of a row is not finite".into())?;
+        let mut rows = Self::with_capacity(dim, count);
+        for (row, exponent) in halves.chunks_exact(dim.max(1)).zip(exponents) {
+            rows.halves.add().iter_mut().zip(row).for_each(|(to, half)| *to = u16::from_le_bytes(*half));
+            rows.exponents.add()[0] = i8::from_le_bytes(*exponent);
+        }
+        Ok(rows)
     }
 
     /// Returns the bytes that it takes in memory.

@@ -17,6 +17,7 @@
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::bounds::layer_records::LoadedMinMax;
+use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter};
 use crate::retrieval::clusters::ClusterLists;
 pub use crate::retrieval::key_group::KeyGroup;
 pub use crate::retrieval::key_shape::KeyShape;
@@ -87,6 +88,34 @@ pub trait LayerSummary: Any + Send + Sync {
     /// Takes the keys of a group that [`Self::advance`] asked for.
     fn supply(&mut self, group: &KeyGroup<'_>) {
         let _ = group;
+    }
+
+    /// Returns the version of the encoding of [`Self::put_state`]. Returns none if the summary has no state that is
+    /// stored with its clusters.
+    fn state_encoding(&self) -> Option<u32> {
+        None
+    }
+
+    /// Returns the most bytes that [`Self::put_state`] appends.
+    fn state_bytes(&self) -> usize {
+        0
+    }
+
+    /// Appends what it needs to choose and to go on as now, without the keys of its groups. Returns false if it has no
+    /// clusters yet, or has not taken in all groups.
+    fn put_state(&self, out: &mut StateWriter) -> bool {
+        let _ = out;
+        false
+    }
+
+    /// Takes the state of the first `groups` groups of the same kind and layer, before any group is pushed. The engine
+    /// then pushes the groups from [`Self::groups`] on, of which there are at least up to `groups`.
+    ///
+    /// # Errors
+    /// The state breaks a rule. The engine then starts again with an empty summary.
+    fn take_state(&mut self, state: &mut StateReader<'_>, groups: usize) -> std::result::Result<(), StateError> {
+        let _ = (state, groups);
+        Err(StateError::new("the summary has none"))
     }
 
     /// Returns the most bytes of scratch that a profile of `queries` queries takes beside the keys; none if the summary

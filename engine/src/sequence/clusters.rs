@@ -2,8 +2,10 @@
 
 use super::handle::Sequence;
 use super::layer::LayerState;
+use super::loaded_clusters::StoredState;
 use crate::catalog::Catalog;
 use crate::error::{Error, ErrorKind, Result};
+use crate::events::event;
 use crate::log::{CommitRequest, DerivedRelease};
 use crate::metrics::{Reservation, lock};
 use crate::options::StoreClusterOptions;
@@ -23,6 +25,10 @@ impl Sequence {
     /// The clusters are those of this moment. They cover committed tokens that the method has put into clusters, in all
     /// layers without a window. Stored clusters are derived: the sequence does not need them, and the store releases
     /// them before it evicts a sequence. The next handle finds them when it attaches the same method.
+    ///
+    /// If all tokens that the method has seen are committed, its state is stored as well: the next handle attaches it
+    /// without clustering the keys again. Otherwise the next durable commit stores it. The state is written again after
+    /// appends of twenty times its bytes. Tokens behind it are given to the method when it is attached.
     ///
     /// A sequence has one stored set. If the sequence has grown since it stored clusters of this method, most pages
     /// stay, and the call writes those of new tokens and of clusters that changed. So call it again now and then, for
@@ -74,9 +80,22 @@ impl Sequence {
             let written = writer.layer(layer, clusters, pages.as_ref().map(|(_, pages)| pages), &source);
             written.map_err(|e| e.during(format!("layer {layer}")))?;
         }
-        let stored = writer.commit(self.stored_frames())?;
+        let former = self.kept_state(&method).filter(|_| earlier.is_some());
+        let written = self.write_states((slot, &method), writer.version(), (former.as_ref(), 0)).unwrap_or_else(|e| {
+            event!(warn, cause = e, "the state of a method is not stored");
+            None
+        });
+        let state = written.as_ref().map(StoredState::of).or_else(|| {
+            let kept = former.filter(|state| !state.is_outdated)?;
+            writer.keep(kept.frames.iter().copied());
+            Some(kept)
+        });
+        let stored = writer.commit(self.stored_frames(), written)?;
         self.selectors.cut_loaded(0);
-        self.load_clusters(selector);
+        self.load_clusters(selector, &[]);
+        if let Some(loaded) = self.selectors.loaded_of_mut(&method) {
+            loaded.state = state;
+        }
         Ok(stored)
     }
 

@@ -48,6 +48,9 @@ impl Sequence {
             return Ok(());
         }
         let committed = self.commit_to(tokens, token_ids, durability);
+        if committed.is_ok() && durability == Durability::Sync {
+            self.refresh_states();
+        }
         committed.map_err(|e| e.during(format!("commit of sequence {}", self.identity.sequence)))
     }
 

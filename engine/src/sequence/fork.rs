@@ -7,10 +7,10 @@
 
 use super::errors::no_memory;
 use super::handle::Sequence;
+use crate::catalog::DerivedRef;
 use crate::error::Result;
 use crate::log::SequenceIdentity;
 use crate::metrics::lock;
-use stratakv_format::FrameId;
 
 impl Sequence {
     /// Returns a sequence without a key that starts with all tokens of this one, its token ids and its caller's state.
@@ -59,7 +59,7 @@ impl Sequence {
     }
 
     /// Returns the derived frames that a fork shares.
-    pub(super) fn shared_derived(&self) -> Vec<(FrameId, u64)> {
+    pub(super) fn shared_derived(&self) -> Vec<DerivedRef> {
         self.frames.share_derived(&lock(&self.store.catalog), self.identity.sequence, &self.commits)
     }
 

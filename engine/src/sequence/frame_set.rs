@@ -16,7 +16,7 @@ use super::caller_state::CallerState;
 use super::commit_state::CommitState;
 use super::layer_set::LayerSet;
 use super::referenced_frame::{ForkOrigin, ReferencedFrame, cut_references, merge_references};
-use crate::catalog::{Catalog, RecordBuffer, SegmentHandle, ref_record, release_record};
+use crate::catalog::{Catalog, DerivedRef, RecordBuffer, SegmentHandle, ref_record, release_record, without_stale};
 use crate::error::{Error, Result};
 use crate::io::coverage;
 use crate::layout::PlacedBytes;
@@ -37,7 +37,7 @@ pub(super) struct FrameSet {
     named: Vec<ReferencedFrame>,
     /// Derived frames of the sequence this was forked from, with the ends of their tokens. The first commit names those
     /// that still exist.
-    derived: Vec<(FrameId, u64)>,
+    derived: Vec<DerivedRef>,
     /// The bytes of each layer on each device.
     placed: PlacedBytes,
     /// The most bytes of a frame.
@@ -66,7 +66,7 @@ impl FrameSet {
     }
 
     /// Returns an empty set for a handle that never writes. It keeps the derived frames of this moment.
-    pub(super) fn snapshot(&self, gathered: Reservation, derived: Vec<(FrameId, u64)>) -> Self {
+    pub(super) fn snapshot(&self, gathered: Reservation, derived: Vec<DerivedRef>) -> Self {
         Self { derived, ..Self::new(PlacedBytes::default(), (self.limit, self.target), gathered) }
     }
 
@@ -158,24 +158,16 @@ impl FrameSet {
 
     /// Returns the derived frames of a sequence, for a fork: those that its commits named, and those that it was forked
     /// with. Frames that hold tokens that were cut off are left out.
-    pub(super) fn share_derived(
-        &self,
-        catalog: &Catalog,
-        id: SequenceId,
-        commits: &CommitState,
-    ) -> Vec<(FrameId, u64)> {
+    pub(super) fn share_derived(&self, catalog: &Catalog, id: SequenceId, commits: &CommitState) -> Vec<DerivedRef> {
         // A reader has the id of its sequence, which may have other clusters by now.
-        let mut named: Vec<(FrameId, u64)> = catalog.derived_of(id).filter(|_| commits.is_stored()).collect();
-        // Earlier frames of the set are no use without its directories, which were written last.
-        if let Some(stale) = named.iter().filter(|(frame, end)| commits.is_stale(*frame, *end)).map(|own| own.0).max() {
-            named.retain(|(frame, _)| *frame > stale);
-        }
+        let named = catalog.derived_refs(id).filter(|_| commits.is_stored()).collect();
+        let mut named = without_stale(named, |own| commits.is_stale(own.frame, own.end));
         named.extend_from_slice(&self.derived);
         named
     }
 
     /// Takes over the frames of the sequence this was forked from.
-    pub(super) fn adopt(&mut self, frames: Vec<ReferencedFrame>, derived: Vec<(FrameId, u64)>) {
+    pub(super) fn adopt(&mut self, frames: Vec<ReferencedFrame>, derived: Vec<DerivedRef>) {
         (self.named, self.derived) = (frames, derived);
         self.measure();
     }
@@ -263,9 +255,7 @@ impl FrameSet {
             frame.token_end = frame.token_end.min(sealed);
             frame.first_token = frame.first_token.filter(|first| *first < sealed);
         }
-        if self.derived.iter().any(|(_, end)| *end > sealed) {
-            self.derived.clear();
-        }
+        self.derived = without_stale(std::mem::take(&mut self.derived), |own| own.end > sealed);
         cut_references(&mut self.named, sealed, state_frame)
     }
 
@@ -323,7 +313,7 @@ impl FrameSet {
         }
         let catalog = lock(&store.catalog);
         let mut space = lock(&store.space);
-        for (id, end) in std::mem::take(&mut self.derived) {
+        for DerivedRef { frame: id, end, .. } in std::mem::take(&mut self.derived) {
             let Some(frame) = catalog.frames.get(&id) else { continue };
             let key = (frame.location.device, frame.location.segment);
             let Some(segment) = catalog.segments.get(&key) else { continue };

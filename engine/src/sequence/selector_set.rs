@@ -117,7 +117,7 @@ impl SelectorSet {
 
     /// Returns whether the stored clusters of a kind are loaded.
     pub(super) fn has_loaded(&self, method: &str) -> bool {
-        self.loaded.iter().any(|loaded| loaded.method == method)
+        self.loaded_of(method).is_some()
     }
 
     /// Adds stored clusters.
@@ -137,6 +137,32 @@ impl SelectorSet {
     /// Drops stored clusters that reach beyond `tokens`, because other tokens may follow there.
     pub(super) fn cut_loaded(&mut self, tokens: u64) {
         self.loaded.retain(|loaded| loaded.set.tokens <= tokens);
+        for loaded in &mut self.loaded {
+            loaded.state = loaded.state.take().filter(|state| state.tokens <= tokens);
+            loaded.state_tried = loaded.state_tried.min(tokens);
+        }
+    }
+
+    /// Records that a kind has built new clusters, so that the stored state is not that of the method.
+    pub(super) fn outdate_state(&mut self, slot: usize) {
+        let Some(kind) = self.kinds.get(slot) else { return };
+        let loaded = self.loaded.iter_mut().filter(|loaded| loaded.method == kind.id);
+        loaded.filter_map(|loaded| loaded.state.as_mut()).for_each(|state| state.is_outdated = true);
+    }
+
+    /// Returns the slot and the id of each kind whose stored clusters are loaded.
+    pub(super) fn loaded_slots(&self) -> impl Iterator<Item = (usize, String)> + '_ {
+        self.loaded.iter().filter_map(|loaded| Some((self.slot_of(&loaded.method)?, loaded.method.clone())))
+    }
+
+    /// Returns the stored clusters of a kind, if they are loaded.
+    pub(super) fn loaded_of(&self, method: &str) -> Option<&LoadedClusters> {
+        self.loaded.iter().find(|loaded| loaded.method == method)
+    }
+
+    /// Returns the stored clusters of a kind, if they are loaded.
+    pub(super) fn loaded_of_mut(&mut self, method: &str) -> Option<&mut LoadedClusters> {
+        self.loaded.iter_mut().find(|loaded| loaded.method == method)
     }
 
     /// Returns the slot of a kind by its id.
@@ -181,6 +207,8 @@ impl SelectorSet {
     /// Goes back to `mark` after a selector could not be attached. Returns the number of slots that are left.
     pub(super) fn roll_back(&mut self, devices: &Devices, mark: SelectorMark) -> usize {
         self.kinds.truncate(mark.kinds);
+        let kinds = &self.kinds;
+        self.loaded.retain(|loaded| kinds.iter().any(|kind| kind.id == loaded.method));
         // Shrinking always succeeds.
         devices.resize(&mut self.memory, mark.bytes);
         mark.kinds

@@ -3,13 +3,15 @@
 //! Attaching a selector has three steps:
 //!
 //! 1. Every layer starts an empty summary of each kind that the selector needs and the sequence lacks.
-//! 2. The summary takes the stored records of groups, and the keys of groups without records ([`Sequence::fill`]).
+//! 2. The summary takes its stored state (see `cluster_states`), the stored records of groups, and the keys of groups
+//!    without records ([`Sequence::fill`]).
 //! 3. From then on, each append adds the sealed groups to it.
 //!
 //! If summaries are streamed, a layer keeps nothing of a kind that min/max records give, and only the suffix without
 //! stored records of other kinds (see `suffix_summary`).
 
 use super::attached_summary::AttachedSummary;
+use super::cluster_states::StoredKind;
 use super::handle::Sequence;
 use super::select::check_query;
 use super::selector_set::AttachedSelector;
@@ -23,6 +25,10 @@ use crate::retrieval::{
     KeyGroup, LayerSummary, ScoreRequest, Selector, SelectorId, SummaryRecordId, SummarySpec, choose,
 };
 use std::sync::Arc;
+
+/// The slots of the kinds of a selector, the memory of their adapters, and the kinds whose stored clusters were
+/// searched for.
+type AttachedKinds = (Vec<usize>, Vec<Arc<Reservation>>, Vec<String>);
 
 impl Sequence {
     /// Attaches a selector: one more way to choose among the same stored tokens.
@@ -79,14 +85,14 @@ impl Sequence {
             let left = self.selectors.roll_back(&self.store.devices, before);
             self.layers.iter_mut().for_each(|layer| layer.summaries_mut().detach_from(left));
         });
-        let (slots, adapters) = slots?;
+        let (slots, adapters, searched) = slots?;
         if store {
             slots.iter().for_each(|slot| self.store_with_groups(*slot));
         }
         let id = self.selectors.add(AttachedSelector::new(selector, slots, adapters));
         // The account for building is more than the summaries take.
         self.account_summaries();
-        self.load_clusters(id);
+        self.load_clusters(id, &searched);
         Ok(id)
     }
 
@@ -103,10 +109,10 @@ impl Sequence {
         Ok(())
     }
 
-    /// Returns the slots of the kinds that a selector needs, and the memory of their adapters. Kinds that the sequence
-    /// lacks are built.
-    fn slots_of(&mut self, selector: &dyn Selector) -> Result<(Vec<usize>, Vec<Arc<Reservation>>)> {
-        let (mut slots, mut adapters) = (Vec::new(), Vec::new());
+    /// Returns the slots of the kinds that a selector needs, the memory of their adapters, and the kinds whose stored
+    /// clusters were searched for. Kinds that the sequence lacks are built.
+    fn slots_of(&mut self, selector: &dyn Selector) -> Result<AttachedKinds> {
+        let (mut slots, mut adapters, mut searched) = (Vec::new(), Vec::new(), Vec::new());
         for kind in selector.summaries() {
             let id = kind.id();
             let adapter = kind.adapter().map(|adapter| self.store.hold_adapter(adapter)).transpose()?;
@@ -114,12 +120,17 @@ impl Sequence {
             slots.push(match self.selectors.slot_of(&id) {
                 Some(slot) => slot,
                 None => {
-                    self.build(&kind).map_err(|e| e.during(format!("summary {id}")))?;
-                    self.selectors.add_kind(id, adapter)
+                    let stored = self.build(&kind).map_err(|e| e.during(format!("summary {id}")))?;
+                    let slot = self.selectors.add_kind(id.clone(), adapter);
+                    if let Some(stored) = stored {
+                        searched.push(id);
+                        stored.loaded.into_iter().for_each(|loaded| self.selectors.load(loaded));
+                    }
+                    slot
                 }
             });
         }
-        Ok((slots, adapters))
+        Ok((slots, adapters, searched))
     }
 
     /// Has the records of a kind written with new groups, if the kind has a record format of its own.
@@ -227,8 +238,10 @@ impl Sequence {
         self.selectors.account(&self.store.devices, &self.layers);
     }
 
-    /// Builds the summaries of a kind for every layer, in the next slot.
-    fn build(&mut self, kind: &Arc<dyn SummarySpec>) -> Result<()> {
+    /// Builds the summaries of a kind for every layer, in the next slot. Layers whose state is stored are restored from
+    /// it. Returns the stored clusters of the kind if it has states.
+    fn build(&mut self, kind: &Arc<dyn SummarySpec>) -> Result<Option<StoredKind>> {
+        let mut stored: Option<StoredKind> = None;
         let mut built = Vec::new();
         let mut held = 0;
         for at in 0..self.layers.slots() {
@@ -239,14 +252,25 @@ impl Sequence {
                 continue;
             }
             let groups = layer.groups() as usize;
-            let mut summary = match self.suffix(at, kind)? {
-                Some(suffix) => AttachedSummary::Suffix(suffix),
-                None => AttachedSummary::Whole(summary),
+            let mut restored = None;
+            if summary.state_encoding().is_some() {
+                let stored = stored.get_or_insert_with(|| self.stored_kind(&kind.id()));
+                restored = self.restored_layer((at, layer), kind, stored)?;
+            }
+            let is_restored = restored.is_some();
+            let mut summary = match restored {
+                Some(restored) => AttachedSummary::Whole(restored),
+                None => match self.suffix(at, kind)? {
+                    Some(suffix) => AttachedSummary::Suffix(suffix),
+                    None => AttachedSummary::Whole(summary),
+                },
             };
             let most = summary.get().bytes_for(groups - summary.get().groups());
             self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), held + most)?;
             self.fill(at, summary.get_mut()).map_err(|e| e.during(format!("layer {at}")))?;
-            summary.get_mut().attached();
+            if !is_restored {
+                summary.get_mut().attached();
+            }
             self.advance_new(layer, summary.get_mut()).map_err(|e| e.during(format!("layer {at}")))?;
             // Clusters take less than the keys that they are built from.
             held += summary.get().bytes_for(0);
@@ -255,7 +279,7 @@ impl Sequence {
         for (layer, summary) in self.layers.iter_mut().zip(built) {
             layer.summaries_mut().attach(summary);
         }
-        Ok(())
+        Ok(stored)
     }
 
     /// Makes a summary keep nothing if selections can compute it from streamed min/max records. Returns whether they

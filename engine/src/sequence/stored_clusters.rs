@@ -9,13 +9,15 @@
 
 use super::handle::Sequence;
 use super::loaded_clusters::LoadedClusters;
-use crate::catalog::{FrameBody, FrameMeta, SegmentHandle};
+use crate::catalog::{DerivedRef, FrameBody, FrameMeta, SegmentHandle};
 use crate::error::Result;
 use crate::events::event;
 use crate::io::coverage;
 use crate::metrics::lock;
 use crate::plan::{AttendedEntries, DeviceLoads, PlaneSet, SelectedPage, SelectionInner, entries_of_tokens};
-use crate::pools::{Covered, DirectoryFront, PageDevice, PageSources, StoredLayer, StoredSet, find_pieces};
+use crate::pools::{
+    Covered, DirectoryFront, FrontPieces, PageDevice, PageSources, StoredLayer, StoredSet, find_pieces,
+};
 use crate::read::{BlockReader, SegmentRange};
 use crate::retrieval::SelectorId;
 use std::collections::HashMap;
@@ -25,45 +27,81 @@ use stratakv_format::frame::FramePlace;
 use stratakv_format::{FrameId, PAGE_BYTES};
 
 /// A derived frame of the sequence that can be read: its record, the end of its tokens, and its segment.
-struct DerivedPlace {
-    frame: FrameId,
-    meta: FrameMeta,
-    token_end: u64,
-    segment: Arc<SegmentHandle>,
+pub(super) struct DerivedPlace {
+    pub(super) frame: FrameId,
+    pub(super) meta: FrameMeta,
+    pub(super) token_end: u64,
+    pub(super) segment: Arc<SegmentHandle>,
 }
 
 impl Sequence {
-    /// Reads the stored clusters of the methods of a selector. Without memory for them, and without any, selections
-    /// read groups.
-    pub(super) fn load_clusters(&mut self, selector: SelectorId) {
+    /// Reads the stored clusters of the methods of a selector, except those of `searched` kinds. Without memory for
+    /// them, and without any, selections read groups.
+    pub(super) fn load_clusters(&mut self, selector: SelectorId, searched: &[String]) {
         let methods = self.selectors.clustered_kinds(selector, &self.layers).unwrap_or_default();
-        for method in methods {
-            if self.selectors.has_loaded(&method) {
-                continue;
-            }
-            match self.read_clusters(&method) {
-                Ok(Some(loaded)) => self.selectors.load(loaded),
-                Ok(None) => {}
-                Err(e) => {
-                    self.store.activity.counters.dropped_clusters.add(1);
-                    event!(warn, cause = e, "stored clusters cannot be read");
-                }
+        for method in methods.into_iter().filter(|method| !searched.contains(method)) {
+            if !self.selectors.has_loaded(&method) {
+                let loaded = self.stored_kind(&method).loaded;
+                loaded.into_iter().for_each(|loaded| self.selectors.load(loaded));
             }
         }
     }
 
-    fn read_clusters(&self, method: &str) -> Result<Option<LoadedClusters>> {
-        let derived = self.derived_places();
-        let known: HashMap<FrameId, (u32, u64)> =
-            derived.iter().map(|own| (own.frame, (own.meta.location.pages, own.token_end))).collect();
-        // Only a frame with directories has more in its front than its header.
-        let derived: Vec<DerivedPlace> =
-            derived.into_iter().filter(|own| own.meta.front_pages > own.meta.header_pages).collect();
+    /// Reads the directories of a method. What fails counts as missing.
+    pub(super) fn read_clusters_or_none(
+        &self,
+        method: &str,
+        fronts: &[(DerivedPlace, FrontPieces)],
+    ) -> Option<LoadedClusters> {
+        let derived: Vec<&DerivedPlace> =
+            fronts.iter().filter(|(_, own)| matches!(own, FrontPieces::Directories)).map(|(place, _)| place).collect();
+        self.read_clusters(method, &derived).unwrap_or_else(|e| {
+            self.store.activity.counters.dropped_clusters.add(1);
+            event!(warn, cause = e, "stored clusters cannot be read");
+            None
+        })
+    }
+
+    /// Returns the derived frames of the sequence without a pool, and what each holds.
+    ///
+    /// # Errors
+    /// [`MemoryLimit`](crate::ErrorKind::MemoryLimit), [`Busy`](crate::ErrorKind::Busy): no buffers.
+    pub(super) fn derived_fronts(&self) -> Result<Vec<(DerivedPlace, FrontPieces)>> {
+        // Only a frame with directories or states has more in its front than its header.
+        let mut derived = self.derived_places();
+        derived.retain(|own| own.meta.front_pages > own.meta.header_pages);
+        let bytes = |own: &DerivedPlace| (own.meta.header_pages as usize + 1) * PAGE_BYTES;
+        let _memory = self.reserve_scratch(derived.iter().map(bytes).sum())?;
+        let ranges: Vec<SegmentRange<'_>> = derived
+            .iter()
+            .map(|own| SegmentRange { segment: &own.segment, offset: own.meta.location.offset(), bytes: bytes(own) })
+            .collect();
+        let read = BlockReader::demand(&self.store.devices).read_each(&ranges)?;
+        let read: Vec<Vec<u8>> = read.into_iter().map(Result::unwrap_or_default).collect();
+        let held = |(own, bytes): (DerivedPlace, Vec<u8>)| {
+            let pieces = FrontPieces::of((own.frame, &own.meta), &bytes, &self.frame_place(&own));
+            (own, pieces)
+        };
+        Ok(derived.into_iter().zip(read).map(held).collect())
+    }
+
+    /// Returns where a derived frame is stored, as its header has to say.
+    fn frame_place(&self, own: &DerivedPlace) -> FramePlace {
+        FramePlace {
+            store_id: self.store.devices.identity.store_id,
+            location: own.meta.location,
+            segment_generation: own.segment.generation,
+            segment_nonce: own.segment.nonce,
+        }
+    }
+
+    /// Reads the directories of a method from these frames.
+    fn read_clusters(&self, method: &str, derived: &[&DerivedPlace]) -> Result<Option<LoadedClusters>> {
         if derived.is_empty() {
             return Ok(None);
         }
         let bytes = |own: &DerivedPlace| own.meta.front_pages as usize * PAGE_BYTES;
-        let mut memory = self.reserve_scratch(derived.iter().map(bytes).sum())?;
+        let mut memory = self.reserve_scratch(derived.iter().map(|own| bytes(own)).sum())?;
         let ranges: Vec<SegmentRange<'_>> = derived
             .iter()
             .map(|own| SegmentRange { segment: &own.segment, offset: own.meta.location.offset(), bytes: bytes(own) })
@@ -75,18 +113,16 @@ impl Sequence {
             let (frame, meta, token_end) = (own.frame, own.meta.clone(), own.token_end);
             let bytes = bytes.unwrap_or_default();
             let mut front = DirectoryFront { frame, meta, token_end, bytes, pieces: Vec::new() };
-            let place = FramePlace {
-                store_id: self.store.devices.identity.store_id,
-                location: own.meta.location,
-                segment_generation: own.segment.generation,
-                segment_nonce: own.segment.nonce,
-            };
+            let place = self.frame_place(own);
             dropped += usize::from(!find_pieces(&mut front, &place, self.store.devices.identity.checksum));
             fronts.push(front);
         }
         let more = StoredSet::bytes_for(&fronts, &self.identity.layout);
         let tables = self.reserve_scratch(usize::try_from(more).unwrap_or(usize::MAX))?;
         let end = self.len() / self.identity.layout.group_tokens() as u64 * self.identity.layout.group_tokens() as u64;
+        let all = self.derived_places();
+        let known: HashMap<FrameId, (u32, u64)> =
+            all.iter().map(|own| (own.frame, (own.meta.location.pages, own.token_end))).collect();
         let known = |frame| known.get(&frame).copied();
         let set = StoredSet::read(&fronts, method, (&self.identity.layout, end), &known);
         dropped += set.dropped;
@@ -97,7 +133,13 @@ impl Sequence {
         }
         drop((fronts, tables));
         self.store.devices.resize(&mut memory, set.bytes());
-        Ok((!set.is_empty()).then(|| LoadedClusters { method: method.to_owned(), set, _memory: memory }))
+        Ok((!set.is_empty()).then(|| LoadedClusters {
+            method: method.to_owned(),
+            set,
+            state: None,
+            state_tried: 0,
+            _memory: memory,
+        }))
     }
 
     /// Returns the derived frames of the sequence whose device is present.
@@ -105,7 +147,7 @@ impl Sequence {
         let catalog = lock(&self.store.catalog);
         let mut space = lock(&self.store.space);
         let own = self.frames.share_derived(&catalog, self.identity.sequence, &self.commits);
-        let place = |(frame, token_end): (FrameId, u64)| {
+        let place = |DerivedRef { frame, end: token_end, .. }: DerivedRef| {
             let meta = catalog.frames.get(&frame)?.clone();
             let key = (meta.location.device, meta.location.segment);
             let is_there = self.store.devices.get(key.0).is_ok_and(|device| !device.is_lost());

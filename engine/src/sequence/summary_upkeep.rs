@@ -96,6 +96,7 @@ impl Sequence {
         })
         .map_err(place)?;
         let profile = QueryProfile { keys: &keys, shape, queries, scale };
+        slots.iter().for_each(|slot| self.selectors.outdate_state(*slot));
         let state = self.layer_mut(layer)?;
         for slot in slots {
             let Some(summary) = state.summaries_mut().attached_mut(slot) else { continue };

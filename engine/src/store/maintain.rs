@@ -40,8 +40,10 @@ pub struct Health {
     pub checksum_failures: u64,
     /// Appends that found no space at first.
     pub no_space: u64,
-    /// Directories of stored clusters that did not verify and are not used.
+    /// Directories and states of stored clusters that did not verify and are not used.
     pub dropped_clusters: u64,
+    /// Layers of attached methods that were restored from their stored state, without clustering keys.
+    pub restored_layers: u64,
     /// Sequences that were evicted for space.
     pub evictions: u64,
     /// Sequences that expired.
@@ -106,6 +108,7 @@ impl Store {
             devices,
             no_space: own.no_space.get(),
             dropped_clusters: own.dropped_clusters.get(),
+            restored_layers: own.restored_layers.get(),
             evictions: own.evictions.get(),
             expirations: own.expirations.get(),
             events_lost: inner.activity.observers.lost.get(),

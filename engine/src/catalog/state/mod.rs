@@ -17,6 +17,7 @@
 mod checkpoint;
 mod listing;
 
+use super::derived_refs::DerivedRef;
 use super::meta::{
     AdapterMeta, CopyMeta, Counters, FrameMeta, SegmentKey, SegmentMeta, SegmentState, SequenceMeta,
     adapter_record_bytes,
@@ -523,6 +524,14 @@ impl Catalog {
     pub(crate) fn derived_of(&self, sequence: SequenceId) -> impl Iterator<Item = (FrameId, u64)> + '_ {
         let refs = self.sequences.get(&sequence).into_iter().flat_map(|meta| &meta.refs);
         refs.copied().filter(|(frame, _)| self.frames.get(frame).is_some_and(|frame| frame.derived))
+    }
+
+    /// Returns the references of a sequence to derived frames.
+    pub(crate) fn derived_refs(&self, sequence: SequenceId) -> impl Iterator<Item = DerivedRef> + '_ {
+        self.derived_of(sequence).map(|(frame, end)| {
+            let has_pool = self.frames.get(&frame).is_some_and(|own| own.location.pages > own.front_pages);
+            DerivedRef { frame, end, has_pool }
+        })
     }
 
     /// Returns the id of an equal layout.

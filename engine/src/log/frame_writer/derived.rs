@@ -125,8 +125,8 @@ impl DerivedFrame {
     ///
     /// # Errors
     /// A sync failed. The caller must then name no frame of them.
-    pub(crate) fn sync_all(devices: &Devices, frames: &[Self]) -> Result<()> {
-        let segments: BTreeMap<_, _> = frames.iter().map(|frame| (frame.segment().key, frame.segment())).collect();
+    pub(crate) fn sync_all<'a>(devices: &Devices, frames: impl Iterator<Item = &'a Self>) -> Result<()> {
+        let segments: BTreeMap<_, _> = frames.map(|frame| (frame.segment().key, frame.segment())).collect();
         let files = segments.iter().map(|(key, segment)| Ok((key.0, segment.file()?))).collect::<Result<Vec<_>>>()?;
         if planted!(PoolsNotSynced) {
             return Ok(());

@@ -28,6 +28,11 @@ impl WaitingKeys {
         Self { group_tokens: shape.group_tokens, keys: SealedKeys::new(shape, 0), builds_all: false }
     }
 
+    /// Returns no groups. The first one that is pushed has the index `first`.
+    pub(crate) fn starting_at(shape: KeyShape, first: usize) -> Self {
+        Self { keys: SealedKeys::new(shape, first), ..Self::new(shape) }
+    }
+
     /// Returns the keys.
     pub(crate) fn keys(&self) -> &SealedKeys {
         &self.keys

@@ -180,6 +180,19 @@ impl Centroids {
         self.changed(at);
     }
 
+    /// Returns the centroids that these rows are. None is left out.
+    pub(super) fn from_byte_rows(rows: ByteRows) -> Self {
+        let mut norms = Records::new(1);
+        norms.reserve(rows.len());
+        (0..rows.len()).for_each(|at| norms.add()[0] = rows.squared_norm(at));
+        Self { dim: rows.dim(), rows: CentroidRows::Byte(rows), norms, expected: ExpectedKeys::default() }
+    }
+
+    /// Returns whether a centroid is left out.
+    pub(super) fn is_left_out(&self, at: usize) -> bool {
+        self.norms.slice(at..at + 1)[0] == f32::INFINITY
+    }
+
     /// Leaves a centroid out, until it is replaced. Expected keys are forgotten.
     pub(super) fn leave_out(&mut self, at: usize) {
         self.norms.record_mut(at)[0] = f32::INFINITY;

@@ -20,6 +20,16 @@ pub struct ClusterStats {
 }
 
 impl ClusterStats {
+    /// Returns the statistics of a cluster of this size and this sum of squared distances.
+    pub(super) fn of(size: u32, squares: f64) -> Self {
+        Self { size, squares }
+    }
+
+    /// Returns the sum of squared distances of the members to their centroid.
+    pub(super) fn squares(&self) -> f64 {
+        self.squares
+    }
+
     /// Returns the number of members.
     #[must_use]
     pub fn size(&self) -> u32 {

@@ -20,6 +20,7 @@
 use super::coactivation::MAX_PROFILE_ENTRIES;
 use super::recent_steps::RecentSteps;
 use crate::error::{Error, ErrorKind, Result};
+use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter, require};
 use std::cmp::Ordering;
 
 /// The most steps of a window.
@@ -35,6 +36,24 @@ pub struct MaintenanceRadius {
 impl MaintenanceRadius {
     /// The radius within which there is no cluster. Each entry joins the nearest one.
     pub const NEAREST: Self = Self { least: StepShare { common: 2, total: 1 } };
+
+    /// Appends the radius.
+    pub(crate) fn put_state(self, out: &mut StateWriter) {
+        out.put_u64(self.least.common);
+        out.put_u64(self.least.total);
+    }
+
+    /// Returns the radius of a state.
+    ///
+    /// # Errors
+    /// It is none that a calibration gives.
+    pub(crate) fn from_state(state: &mut StateReader<'_>) -> std::result::Result<Self, StateError> {
+        let (common, total) = (state.u64()?, state.u64()?);
+        // Counts of steps and entries are below this.
+        let is_sound = (1..1 << 31).contains(&common) && (1..1 << 31).contains(&total);
+        require(is_sound, || format!("a radius of {common} of {total} steps"))?;
+        Ok(Self { least: StepShare { common, total } })
+    }
 
     /// Returns the distance of the radius. An entry joins if its distance is at most this.
     #[must_use]
@@ -81,6 +100,31 @@ impl ClusterMaintenance {
         }
         let (medoids, waiting) = (RecentSteps::new(clusters, window), RecentSteps::new(slots, window));
         Ok(Self { steps: 0, medoids, waiting })
+    }
+
+    /// Appends the steps of all clusters and slots.
+    pub(crate) fn put_state(&self, out: &mut StateWriter) {
+        out.put_u64(self.steps);
+        self.medoids.put_state(out);
+        self.waiting.put_state(out);
+    }
+
+    /// Returns the maintenance of a state with `clusters` clusters and at most `slots` waiting entries.
+    ///
+    /// # Errors
+    /// There are others.
+    pub(crate) fn from_state(
+        state: &mut StateReader<'_>,
+        (clusters, slots): (usize, usize),
+        window: usize,
+    ) -> std::result::Result<Self, StateError> {
+        let steps = state.u64()?;
+        let medoids = RecentSteps::from_state(state, clusters.min(MAX_PROFILE_ENTRIES), window)?;
+        let waiting = RecentSteps::from_state(state, slots.min(MAX_PROFILE_ENTRIES), window)?;
+        require(medoids.items() == clusters, || format!("{} of {clusters} medoids have steps", medoids.items()))?;
+        // Steps are counted one by one, so this many never happen.
+        require(steps < 1 << 62, || format!("{steps} steps"))?;
+        Ok(Self { steps, medoids, waiting })
     }
 
     /// Returns the bytes of the state.

@@ -13,6 +13,7 @@ use super::key_matrix::check_keys;
 use super::lists::ClusterLists;
 use crate::error::Result;
 use crate::kernels::{POINTS, PointLanes, multiply_add, point_block, point_products};
+use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter};
 use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::summary_records::Records;
 
@@ -108,6 +109,26 @@ impl Representatives {
         let mut key = vec![0.0; self.keys.dim()];
         self.keys.read(cluster, &mut key);
         key
+    }
+
+    /// Appends the representatives as they are.
+    pub(crate) fn put_state(&self, out: &mut StateWriter) {
+        self.keys.put_state(out);
+    }
+
+    /// Returns the representatives of a state, one for each of `clusters` clusters.
+    ///
+    /// # Errors
+    /// There are others, or one is not finite.
+    pub(crate) fn from_state(state: &mut StateReader<'_>, dim: usize, clusters: usize) -> Result<Self, StateError> {
+        let keys = ScaledRows::from_state(state, dim, clusters)?;
+        let mut own = Self { keys, norms: Records::new(1) };
+        own.norms.reserve(clusters);
+        for cluster in 0..clusters {
+            let key = own.key(cluster);
+            own.norms.add()[0] = dot(&key, &key);
+        }
+        Ok(own)
     }
 
     /// Keeps the keys of the clusters for which `keep` holds.

@@ -6,6 +6,7 @@
 //!   bits.
 
 use crate::kernels::{BLOCK_ENTRIES, common_counts};
+use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter, require};
 
 /// The last steps that activated each item.
 #[derive(Clone, Debug)]
@@ -27,6 +28,31 @@ impl RecentSteps {
     /// Returns the bytes of the bits.
     pub(super) fn bytes_for(items: usize, window: usize) -> usize {
         items.next_multiple_of(BLOCK_ENTRIES).saturating_mul(window.div_ceil(64) * size_of::<u64>())
+    }
+
+    /// Appends the steps of all items.
+    pub(super) fn put_state(&self, out: &mut StateWriter) {
+        out.put_u64(self.items as u64);
+        out.put_u64s(&self.blocks);
+    }
+
+    /// Returns the steps of a state of at most `most` items.
+    ///
+    /// # Errors
+    /// There are more items, or an item has no steps.
+    pub(super) fn from_state(state: &mut StateReader<'_>, most: usize, window: usize) -> Result<Self, StateError> {
+        let (items, words) = (state.count("items", most)?, window.div_ceil(64));
+        let count = items.next_multiple_of(BLOCK_ENTRIES) * words;
+        let blocks = state.u64s("words of steps", count)?;
+        require(blocks.len() == count, || format!("{items} items have {} words of steps", blocks.len()))?;
+        let mut own = Self { items, window, words, blocks };
+        // Items that fill the last block have no bits.
+        let last = items.next_multiple_of(BLOCK_ENTRIES);
+        require((items..last).all(|item| own.row(item).iter().all(|word| *word == 0)), || {
+            "an item that does not exist has steps".into()
+        })?;
+        own.resize(items);
+        Ok(own)
     }
 
     /// Returns the number of items.

@@ -12,6 +12,7 @@
 
 mod pending_split;
 mod selector;
+mod state;
 mod summary;
 
 use crate::retrieval::cluster_choice::HeadSharing;

@@ -21,6 +21,7 @@ use crate::metrics::lock;
 use crate::retrieval::cluster_choice::{
     ClusterOptions, ClusteredKeys, KeySpace, RecentChanges, RecentTokens, WaitingKeys, cluster_keys, cluster_keys_bytes,
 };
+use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter};
 use crate::retrieval::clusters::{AdaptOptions, Adaptation, AdaptiveClusters, CentroidPrecision, ClusterLists};
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, SummarySpec};
 use crate::retrieval::transform_coded::summary::CodeSpec;
@@ -65,13 +66,14 @@ pub(super) struct AdaptiveList {
     /// The vectors of the next tokens, which were compared with all clusters at once, and the token behind them.
     ahead: (Vec<f32>, usize),
     /// The split that waits for keys of earlier groups.
-    pending: Option<PendingSplit>,
+    pub(super) pending: Option<PendingSplit>,
     /// The clusters that took in tokens or were split.
     pub(super) changes: RecentChanges,
 }
 
 impl AdaptiveList {
-    fn new(clusters: AdaptiveClusters, next: usize) -> Self {
+    /// Returns the list of these clusters. `next` is the first token that is not in them.
+    pub(super) fn new(clusters: AdaptiveClusters, next: usize) -> Self {
         Self { clusters, next, begun: 0, ahead: (Vec::new(), 0), pending: None, changes: RecentChanges::new() }
     }
 
@@ -84,16 +86,16 @@ impl AdaptiveList {
 
 /// The clusters of a layer.
 pub(super) struct AdaptiveLayer {
-    shape: KeyShape,
-    space: KeySpace,
+    pub(super) shape: KeyShape,
+    pub(super) space: KeySpace,
     /// Without any until the first clusters are built.
-    lists: Vec<AdaptiveList>,
+    pub(super) lists: Vec<AdaptiveList>,
     /// The vectors of groups that are not covered.
-    waiting: WaitingKeys,
+    pub(super) waiting: WaitingKeys,
     /// The clusters of each list that the newest selection chose.
-    retrieved: Mutex<Vec<Vec<u32>>>,
+    pub(super) retrieved: Mutex<Vec<Vec<u32>>>,
     /// The retrieved clusters of the step that [`LayerSummary::advance`] is in.
-    step: Option<Vec<Vec<u32>>>,
+    pub(super) step: Option<Vec<Vec<u32>>>,
 }
 
 impl AdaptiveLayer {
@@ -139,16 +141,20 @@ impl AdaptiveLayer {
         *lock(&self.retrieved) = clusters;
     }
 
+    /// Returns the limits of clusters, without a threshold.
+    pub(super) fn options(&self) -> AdaptOptions {
+        let (max_size, precision) = (self.space.options().max_size(), CentroidPrecision::Byte);
+        AdaptOptions { max_size, seed: SEED, precision, ..AdaptOptions::default() }
+    }
+
     /// Builds the first clusters, if there are enough keys.
     fn build(&mut self) -> Result<()> {
         let Some(entries) = self.waiting.first_entries() else { return Ok(()) };
-        let (dim, max_size) = (self.space.dim(), self.space.options().max_size());
+        let dim = self.space.dim();
         let clustered = cluster_keys(self.waiting.keys(), 0..entries, &self.space, SEED)?;
         let mut lists = Vec::with_capacity(clustered.len());
         for ClusteredKeys { rows, lists: initial } in clustered {
-            let precision = CentroidPrecision::Byte;
-            let options = AdaptOptions { max_size, seed: SEED, precision, ..AdaptOptions::default() };
-            let mut clusters = AdaptiveClusters::new(&rows, dim, &initial, options)?;
+            let mut clusters = AdaptiveClusters::new(&rows, dim, &initial, self.options())?;
             clusters.set_threshold(clusters.quantile_of_variances(THRESHOLD_QUANTILE)?)?;
             lists.push(AdaptiveList::new(clusters, entries));
         }
@@ -350,6 +356,22 @@ impl LayerSummary for AdaptiveLayer {
             ClusterLists::of_clusters((0..list.clusters.len()).map(members))
         };
         self.lists.iter().map(of).collect()
+    }
+
+    fn state_encoding(&self) -> Option<u32> {
+        Some(Self::STATE_ENCODING)
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.bytes_of_state()
+    }
+
+    fn put_state(&self, out: &mut StateWriter) -> bool {
+        self.write_state(out)
+    }
+
+    fn take_state(&mut self, state: &mut StateReader<'_>, groups: usize) -> std::result::Result<(), StateError> {
+        self.read_state(state, groups)
     }
 
     fn supply(&mut self, group: &KeyGroup<'_>) {

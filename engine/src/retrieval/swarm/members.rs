@@ -4,6 +4,7 @@
 //! - A cluster has at least one member and at most as many as its slot.
 //! - The medoid of a cluster is a token, or [`CUT`] if a truncation removed it and left other members.
 
+use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter, require};
 use crate::retrieval::clusters::ClusterLists;
 
 /// The medoid of a cluster whose medoid was cut off.
@@ -47,6 +48,52 @@ impl Members {
         self.sizes.push(size as u32);
         self.medoids.push(medoid);
         self.stored += size;
+    }
+
+    /// Appends the clusters.
+    pub(super) fn put_state(&self, out: &mut StateWriter) {
+        out.put_u32s(&self.sizes);
+        out.put_u32s(&self.medoids);
+        let members: Vec<u32> = (0..self.len()).flat_map(|cluster| self.of(cluster)).copied().collect();
+        out.put_u32s(&members);
+    }
+
+    /// Returns the clusters of a state. The tokens below `tokens` are in one to `memberships` clusters each.
+    ///
+    /// # Errors
+    /// A cluster is empty or larger than a slot, or a token is in too many or none.
+    pub(super) fn from_state(
+        state: &mut StateReader<'_>,
+        slot: usize,
+        (tokens, memberships): (usize, usize),
+    ) -> Result<Self, StateError> {
+        let most = tokens.saturating_mul(memberships);
+        let sizes = state.u32s("sizes", most)?;
+        let medoids = state.u32s("medoids", most)?;
+        let all = state.u32s("members", most)?;
+        let sum: u64 = sizes.iter().map(|size| u64::from(*size)).sum();
+        require(medoids.len() == sizes.len() && sum == all.len() as u64, || {
+            format!("{} clusters have {} medoids and {} members", sizes.len(), medoids.len(), all.len())
+        })?;
+        let mut own = Self::with_capacity(slot, sizes.len());
+        let (mut left, mut clusters) = (&all[..], vec![0_usize; tokens]);
+        for (size, medoid) in sizes.iter().zip(medoids) {
+            let (list, rest) = left.split_at(*size as usize);
+            left = rest;
+            require((1..=slot).contains(&list.len()), || format!("a cluster has {size} members; 1 to {slot} fit"))?;
+            let is_known = medoid == CUT || (medoid as usize) < tokens;
+            require(is_known, || format!("medoid {medoid} is no token of {tokens}"))?;
+            for token in list {
+                let count = clusters.get_mut(*token as usize);
+                count
+                    .map(|count| *count += 1)
+                    .ok_or_else(|| StateError::new(format!("member {token} is no token of {tokens}")))?;
+            }
+            own.push(medoid, list);
+        }
+        let wrong = clusters.iter().position(|count| !(1..=memberships).contains(count));
+        require(wrong.is_none(), || format!("token {} is in too many clusters, or in none", wrong.unwrap_or(0)))?;
+        Ok(own)
     }
 
     /// Returns the number of clusters.

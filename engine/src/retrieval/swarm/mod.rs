@@ -16,6 +16,7 @@
 
 mod members;
 mod selector;
+mod state;
 mod summary;
 #[cfg(test)]
 mod tests;

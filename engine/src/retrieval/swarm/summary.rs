@@ -21,6 +21,7 @@ use super::window::WindowGroups;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::lock;
 use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions, RecentChanges};
+use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter};
 use crate::retrieval::clusters::{
     ActivationRule, ClusterLists, ClusterMaintenance, CoActivation, MaintenanceRadius, MedoidClustering,
     MedoidClusters, MedoidOptions, Representatives,
@@ -33,13 +34,13 @@ use std::sync::Mutex;
 
 /// The tokens of the window, in which appended tokens wait (SWARM, section 5.2). Each is chosen by itself, or all are
 /// attended.
-const WINDOW: usize = 256;
+pub(super) const WINDOW: usize = 256;
 /// The first tokens, which the queries of a profile never activate, because they would join every cluster.
 const SINKS: usize = 4;
 /// The entries of the largest cluster, if clusters of twice the mean size are smaller.
 const MAX_SIZE: usize = 16;
 /// The decode steps that decide which clusters a token joins (`W` of SWARM, section 6.2).
-const STEPS: usize = 256;
+pub(super) const STEPS: usize = 256;
 /// The fewest and the most entries of a profile by which the radius of new entries is calibrated.
 const CALIBRATED_ENTRIES: [usize; 2] = [16, 512];
 /// The most pairs of an entry and a medoid by which it is calibrated, if that leaves enough entries.
@@ -77,27 +78,27 @@ pub(super) struct ProfiledClusters {
     pub(super) members: Members,
     pub(super) unactivated: Unactivated,
     /// The share of the profile's queries that activated the medoid, of clusters of the profile.
-    profiled: Vec<f32>,
+    pub(super) profiled: Vec<f32>,
     /// The clusters that took in tokens.
     pub(super) changes: RecentChanges,
     /// The newest steps of the medoids and of the tokens that wait. Slots are these tokens, from the oldest on.
-    recent: ClusterMaintenance,
-    radius: MaintenanceRadius,
+    pub(super) recent: ClusterMaintenance,
+    pub(super) radius: MaintenanceRadius,
 }
 
 /// The clusters of a layer.
 pub(super) struct SwarmLayer {
-    shape: KeyShape,
+    pub(super) shape: KeyShape,
     mean_size: usize,
     limits: MedoidOptions,
     /// None until there is a profile.
-    clusters: Option<ProfiledClusters>,
+    pub(super) clusters: Option<ProfiledClusters>,
     /// True if codes are scored, so that no keys are kept.
-    by_members: bool,
+    pub(super) by_members: bool,
     /// The window. Without a profile it has no group, and begins at the next one.
-    waiting: WindowGroups,
+    pub(super) waiting: WindowGroups,
     /// The entries that the newest selection since the last append activated: medoids, then waiting tokens.
-    activated: Mutex<Option<Vec<u32>>>,
+    pub(super) activated: Mutex<Option<Vec<u32>>>,
 }
 
 impl SwarmLayer {
@@ -140,11 +141,11 @@ impl SwarmLayer {
         *lock(&self.activated) = Some(activated);
     }
 
-    fn max_size(&self) -> usize {
+    pub(super) fn max_size(&self) -> usize {
         self.limits.max_size.unwrap_or(usize::MAX)
     }
 
-    fn memberships(&self) -> usize {
+    pub(super) fn memberships(&self) -> usize {
         self.limits.memberships.unwrap_or(usize::MAX)
     }
 
@@ -439,6 +440,22 @@ impl LayerSummary for SwarmLayer {
         let of =
             |own: &ProfiledClusters| ClusterLists::of_clusters((0..own.members.len()).map(|at| own.members.of(at)));
         self.clusters.iter().map(of).collect()
+    }
+
+    fn state_encoding(&self) -> Option<u32> {
+        Some(Self::STATE_ENCODING)
+    }
+
+    fn state_bytes(&self) -> usize {
+        self.bytes_of_state()
+    }
+
+    fn put_state(&self, out: &mut StateWriter) -> bool {
+        self.write_state(out)
+    }
+
+    fn take_state(&mut self, state: &mut StateReader<'_>, groups: usize) -> std::result::Result<(), StateError> {
+        self.read_state(state, groups)
     }
 
     fn profile_bytes(&self, queries: usize) -> Option<usize> {

@@ -18,6 +18,8 @@
 //! - Centroid and variance describe the members, without the buffer.
 //! - A split that is due comes before the next entry. The result depends on the order of entries and steps alone.
 
+mod state;
+
 use super::centroids::{CentroidPrecision, Centroids};
 use super::cluster_stats::ClusterStats;
 use super::key_matrix::check_keys;

@@ -1,0 +1,196 @@
+//! The states of a method on devices: writing them as frames, and putting the pieces of a layer together.
+//!
+//! 1. [`StateFrames`] cuts the state of each layer in pieces, and writes frames of pieces.
+//! 2. [`FrontPieces`] says what the front of a derived frame holds. Its first page after the header is enough for that.
+//! 3. [`join`] checks the pieces of a layer and returns the bytes of its state.
+//!
+//! Invariant: frames with states hold nothing else, so that a store without them has all of its clusters.
+
+use super::frame_write::write_once;
+use crate::catalog::FrameMeta;
+use crate::error::{Error, ErrorKind, Result};
+use crate::io::planted::covered;
+use crate::layout::{KvLayout, PlacedBytes};
+use crate::log::{DerivedDraft, DerivedFrame, DirectoryBytes, SequenceIdentity, StoreInner, front_limit};
+use std::sync::Arc;
+use stratakv_format::checksum::PayloadChecksum;
+use stratakv_format::frame::{Descriptor, FramePlace, FrameView, KIND_CLUSTER_DIRECTORY};
+use stratakv_format::pool::{StateFields, StateHeader, StatePiece};
+use stratakv_format::{FrameId, PAGE_BYTES, PlaneIdentity};
+
+/// The most bytes of a frame with states.
+const STATE_FRAME_BYTES: usize = 4 << 20;
+
+/// The states of all layers, as they are written.
+pub(crate) struct StateFrames<'a> {
+    store: &'a Arc<StoreInner>,
+    identity: &'a SequenceIdentity,
+    fields: StateFields<'a>,
+    placed: PlacedBytes,
+    limit: usize,
+    pieces: Vec<DirectoryBytes>,
+    written: WrittenStates,
+}
+
+/// States that were written. They are not durable before they are synced and named.
+#[derive(Default)]
+pub(crate) struct WrittenStates {
+    pub(crate) frames: Vec<DerivedFrame>,
+    /// The end of their tokens.
+    pub(crate) tokens: u64,
+    /// Their number.
+    pub(crate) number: u64,
+    /// Bytes of the frames.
+    pub(crate) bytes: u64,
+}
+
+impl<'a> StateFrames<'a> {
+    /// Returns a writer of states of a method. `fields` are the same in all layers, `encoding` aside.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Configuration`]: segments too small for the layout.
+    pub(crate) fn new(
+        store: &'a Arc<StoreInner>,
+        identity: &'a SequenceIdentity,
+        fields: StateFields<'a>,
+    ) -> Result<Self> {
+        // As many pages as the header may need more for descriptors.
+        let limit = front_limit(&store.devices, identity)?.saturating_sub(2 * PAGE_BYTES);
+        Ok(Self {
+            store,
+            identity,
+            fields,
+            placed: PlacedBytes::new(identity.layout.layers(), store.devices.list.slots()),
+            limit: limit.min(STATE_FRAME_BYTES),
+            pieces: Vec::new(),
+            written: WrittenStates { tokens: fields.tokens, number: fields.number, ..WrittenStates::default() },
+        })
+    }
+
+    /// Adds the state of a layer. Pieces that fill a frame are written.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NoSpace`]: no space is freed for states. [`ErrorKind::Configuration`]: a piece needs larger
+    /// segments. Errors of writes.
+    pub(crate) fn layer(&mut self, layer: usize, encoding: u32, state: &[u8]) -> Result<()> {
+        let refused = |e| Error::new(ErrorKind::InvalidArgument, format!("store states: {e}"));
+        let fields = StateFields { encoding, ..self.fields };
+        let largest = self.limit.saturating_sub(piece_bytes(0));
+        for bytes in fields.encode(state, largest).map_err(refused)? {
+            let held: usize = self.pieces.iter().map(|piece| piece_bytes(piece.bytes.len())).sum();
+            if held + piece_bytes(bytes.len()) > self.limit {
+                self.write()?;
+            }
+            self.pieces.push(DirectoryBytes { layer, bytes });
+        }
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<()> {
+        let pieces = std::mem::take(&mut self.pieces);
+        if pieces.is_empty() {
+            return Ok(());
+        }
+        let parts: Vec<(usize, u64)> = pieces.iter().map(|piece| (piece.layer, piece.bytes.len() as u64)).collect();
+        let draft = DerivedDraft::Directories(&pieces);
+        let frame = write_once((self.store, self.identity), &mut self.placed, (&draft, &parts), None)?;
+        self.written.bytes += frame.meta.location.bytes();
+        self.written.frames.push(frame);
+        Ok(())
+    }
+
+    /// Writes what is left.
+    ///
+    /// # Errors
+    /// As [`Self::layer`].
+    pub(crate) fn finish(mut self) -> Result<WrittenStates> {
+        self.write()?;
+        Ok(self.written)
+    }
+}
+
+/// Returns the bytes that a piece takes in a frame.
+fn piece_bytes(bytes: usize) -> usize {
+    bytes.next_multiple_of(8) + size_of::<Descriptor>() + size_of::<u64>()
+}
+
+/// A piece of a state on a device.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StatePlace {
+    pub(crate) layer: u16,
+    /// Bytes from the start of the frame.
+    pub(crate) offset: u64,
+    pub(crate) bytes: usize,
+    checksum: u64,
+    identity: PlaneIdentity,
+}
+
+/// The pieces of states in the front of a derived frame.
+pub(crate) struct StatesFront {
+    /// The header of the first piece. Its checksum was not compared.
+    pub(crate) header: StateHeader,
+    pub(crate) method: String,
+    pub(crate) places: Vec<StatePlace>,
+}
+
+/// The content of the front of a derived frame.
+pub(crate) enum FrontPieces {
+    /// Directories, or bytes that do not verify.
+    Directories,
+    States(StatesFront),
+    /// States of another version.
+    Unknown,
+}
+
+impl FrontPieces {
+    /// Returns what a derived frame holds. `bytes` are its header and one page more.
+    pub(crate) fn of((frame, meta): (FrameId, &FrameMeta), bytes: &[u8], place: &FramePlace) -> Self {
+        let Ok(view) = FrameView::verify(bytes, place) else { return Self::Directories };
+        let header = view.header();
+        let is_meant = header.crc.get() == meta.header_crc
+            && header.frame.get() == frame.0
+            && header.nonce.get() == meta.nonce
+            && header.sequence.get() == meta.origin.0;
+        let first = view.descriptors().first().filter(|own| is_meant && own.kind.get() == KIND_CLUSTER_DIRECTORY);
+        let start = first.and_then(|own| bytes.get(own.offset.get() as usize..));
+        let Some(start) = start.filter(|start| StatePiece::is_meant(start)) else { return Self::Directories };
+        let Some((header, method)) = StatePiece::fields(start) else { return Self::Unknown };
+        let place_of = |own: &Descriptor| {
+            let (layer, number, tokens) = (own.layer.get(), own.first_token.get(), own.tokens.get());
+            let identity = PlaneIdentity::new(meta.nonce, meta.origin, KIND_CLUSTER_DIRECTORY, layer, number, tokens);
+            let checksum = view.checksums(own).first()?.get();
+            Some(StatePlace { layer, offset: own.offset.get(), bytes: own.bytes.get() as usize, checksum, identity })
+        };
+        let places = view.descriptors().iter().filter(|own| own.kind.get() == KIND_CLUSTER_DIRECTORY);
+        let places = places.filter_map(place_of).collect();
+        Self::States(StatesFront { header: *header, method: method.to_owned(), places })
+    }
+}
+
+/// Returns the state of a layer and the version of its encoding. `pieces` are in order, and of the state of `header`.
+/// Returns none if a piece does not verify, or one is missing.
+pub(crate) fn join<'a>(
+    header: &StateHeader,
+    pieces: impl Iterator<Item = (&'a StatePlace, &'a [u8])>,
+    (layout, checksum): (&KvLayout, PayloadChecksum),
+) -> Option<(u32, Vec<u8>)> {
+    let mut joined: Option<(StateHeader, Vec<u8>)> = None;
+    for (place, bytes) in pieces {
+        if checksum.compute(&place.identity, covered(bytes)) != place.checksum {
+            return None;
+        }
+        let piece = StatePiece::verify(bytes, layout.raw(), place.layer).ok()?;
+        let own = piece.header();
+        let is_of_state = (own.set, own.generation, own.number, own.tokens)
+            == (header.set, header.generation, header.number, header.tokens);
+        let (first, state) = joined.get_or_insert_with(|| (*own, Vec::new()));
+        let is_next = own.first_byte.get() == state.len() as u64;
+        let is_same = (own.state_bytes, own.encoding) == (first.state_bytes, first.encoding);
+        if !(is_of_state && is_next && is_same) {
+            return None;
+        }
+        state.extend_from_slice(piece.bytes());
+    }
+    let (first, state) = joined?;
+    (first.state_bytes.get() == state.len() as u64).then(|| (first.encoding.get(), state))
+}
