@@ -214,7 +214,7 @@ impl Case {
 
     /// Draws the settings that have generators of their own.
     fn with_later_settings(self) -> Self {
-        self.with_entries().with_neighbour().with_stored_clusters()
+        self.with_entries().with_neighbour().with_stored_clusters().with_states()
     }
 
     /// Gives a share of the cases a second store, which is used between the operations of the first.
@@ -252,6 +252,18 @@ impl Case {
             let round = rng.below(self.rounds.len() as u64) as usize;
             let at = rng.below(self.rounds[round].operations.len() as u64) as usize;
             self.rounds[round].insert(at, &[Operation::OpenTwice]);
+        }
+        self
+    }
+
+    /// Has cases whose method has a state store it while tokens wait for clusters. Then they cut or lose such tokens.
+    fn with_states(mut self) -> Self {
+        // A generator of its own, so that seeds keep their other operations.
+        let mut rng = Rng::new(self.seed.wrapping_mul(0xbf58_476d_1ce4_e5b9) ^ 0x57a7);
+        let has_state = |method: &Cow<'_, str>| method.starts_with("swarm") || method.starts_with("dynakv");
+        let is_roomy = self.capacity.is_none() && self.regime != Regime::Tight;
+        if is_roomy && self.entries.as_ref().is_some_and(has_state) {
+            self.rounds.iter_mut().for_each(|round| round.store_states(&mut rng));
         }
         self
     }
@@ -362,6 +374,27 @@ impl Round {
         if rng.one_in(3) {
             self.crash = (stores, rng.below(30));
         }
+    }
+
+    /// Adds operations that store the state of a method behind its clusters, and then change the tokens between them.
+    fn store_states(&mut self, rng: &mut Rng) {
+        let slot = rng.below(SLOTS as u64) as usize;
+        let append = |tokens: u64| Operation::Append { slot, tokens: tokens as usize, layers: u8::MAX };
+        let commit = Operation::Commit { slot, durability: Durability::Sync, state: None };
+        let mut own = vec![append(12 + rng.below(16)), commit, Operation::StoreClusters { slot, keep: true }];
+        own.push(append(8 + rng.below(24)));
+        if !rng.one_in(3) {
+            own.push(commit);
+        }
+        own.extend([Operation::DropClusters { slot }, Operation::StoreAttached { slot }]);
+        match rng.below(4) {
+            0 => own.extend([Operation::Truncate { slot, back: 1 + rng.below(10) as usize }, append(16), commit]),
+            1 | 2 => own.extend([Operation::Close { slot }, append(24), commit]),
+            _ => {}
+        }
+        own.push(Operation::Close { slot });
+        let at = rng.below(self.operations.len() as u64 + 1) as usize;
+        self.insert(at, &own);
     }
 
     fn generate(rng: &mut Rng, regime: Regime, length: u64, slots: usize, devices: usize, cache: bool) -> Self {

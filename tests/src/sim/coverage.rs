@@ -38,6 +38,8 @@ pub(super) const PAGED: &str = "stored clusters read after a restart";
 pub(super) const FORK_PAGED: &str = "stored clusters read by a fork";
 pub(super) const CLUSTERS_CUT: &str = "stored clusters gone with a truncation";
 pub(super) const CLUSTERS_WENT: &str = "sequence with stored clusters evicted or expired";
+pub(super) const STATE_STORED: &str = "state of a method stored";
+pub(super) const STATE_TAKEN: &str = "method restored from its state";
 pub(super) const DIRECTORY_CHANGED: &str = "directory of clusters changed on the medium";
 pub(super) const OPENED_TWICE: &str = "second open refused at once";
 pub(super) const STREAMED: &str = "chosen by streamed records";
@@ -51,7 +53,7 @@ pub(super) const NO_MEMORY: &str = "memory refused";
 pub(super) const DISK_BACK: &str = "disk came back with an old state";
 
 /// The events that the harness counts itself and that a long run must see.
-const OWN: [&str; 40] = [
+const OWN: [&str; 42] = [
     DOUBLE_CRASH,
     NO_SPACE,
     POISONED,
@@ -81,6 +83,8 @@ const OWN: [&str; 40] = [
     FORK_PAGED,
     CLUSTERS_CUT,
     CLUSTERS_WENT,
+    STATE_STORED,
+    STATE_TAKEN,
     DIRECTORY_CHANGED,
     OPENED_TWICE,
     STREAMED,
@@ -176,6 +180,8 @@ impl Coverage {
             Event::ClustersLost,
             Event::ClustersGrown,
             Event::ClustersCompacted,
+            Event::ClusterStateTaken,
+            Event::ClusterStateWritten,
         ];
         events.map(name).into_iter().chain(OWN).filter(|what| !self.seen.contains_key(what)).collect()
     }
@@ -213,6 +219,8 @@ fn name(event: Event) -> &'static str {
         Event::ClustersLost => "clusters lost with their disk",
         Event::ClustersGrown => "stored clusters grew and kept pages",
         Event::ClustersCompacted => "sparse pages of clusters written once more",
+        Event::ClusterStateTaken => "layer restored from the state of a method",
+        Event::ClusterStateWritten => "state of a method written",
     }
 }
 

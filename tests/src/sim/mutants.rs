@@ -6,7 +6,7 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault with its budget: the number of cases within which the simulator must find it.
-const BUDGETS: [(Mutant, u64); 40] = [
+const BUDGETS: [(Mutant, u64); 42] = [
     (Mutant::DataSyncSkipped, 2_000),
     (Mutant::ManifestSyncSkipped, 2_000),
     (Mutant::ManifestBeforeData, 10_000),
@@ -47,6 +47,8 @@ const BUDGETS: [(Mutant, u64); 40] = [
     (Mutant::LostClustersKept, 10_000),
     (Mutant::KeptEntriesExchanged, 5_000),
     (Mutant::LooseEntriesLost, 5_000),
+    (Mutant::StaleStateKept, 2_000),
+    (Mutant::UncommittedStateStored, 2_000),
 ];
 
 /// The result of the search for one fault.

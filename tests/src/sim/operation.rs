@@ -47,6 +47,8 @@ pub enum Operation {
     Attach { slot: usize, landmarks: bool },
     /// Stores the clusters of the case's method. With `keep`, the method stays attached to the handle.
     StoreClusters { slot: usize, keep: bool },
+    /// Stores the clusters of the method that stays attached to the handle, if one does.
+    StoreAttached { slot: usize },
     /// Releases the stored clusters.
     DropClusters { slot: usize },
     /// Damages all pools in one of four ways.

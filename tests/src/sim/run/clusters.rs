@@ -55,6 +55,11 @@ impl StoredSets {
         self.attached.contains_key(&id)
     }
 
+    /// Returns the selector that stays attached to the handle of a sequence.
+    pub(super) fn selector(&self, id: u64) -> Option<SelectorId> {
+        self.attached.get(&id).copied()
+    }
+
     /// Records that the handle of a sequence is gone.
     pub(super) fn detached(&mut self, id: u64) {
         self.attached.remove(&id);
@@ -99,20 +104,45 @@ impl Runner<'_> {
         let before = self.stored.attached.remove(&id);
         let detached = before.map_or(Ok(()), |selector| sequence.detach(selector));
         let attached = detached.and_then(|()| self.attach_profiled(&mut sequence, &method, &layers));
+        self.store_by(slot, (id, sequence), attached, &layers, keep)
+    }
+
+    /// Stores the clusters of the method that stays attached to the handle of a slot, if one does.
+    pub(super) fn store_attached(&mut self, slot: usize) -> StepResult {
+        let Some(id) = self.handle(slot)? else { return Ok(()) };
+        let Some(layers) = self.model.lives.get(&id).map(|life| life.now.layers.clone()) else { return Ok(()) };
+        let Some(selector) = self.stored.attached.remove(&id) else { return Ok(()) };
+        let Some((_, sequence)) = self.handles[slot].take() else { return Ok(()) };
+        self.store_by(slot, (id, sequence), Ok(selector), &layers, true)
+    }
+
+    /// Stores the clusters of an attached method, and puts the handle back. With `keep`, the method stays attached.
+    fn store_by(
+        &mut self,
+        slot: usize,
+        (id, mut sequence): (u64, Sequence),
+        attached: stratakv::Result<SelectorId>,
+        layers: &[Vec<Token>],
+        keep: bool,
+    ) -> StepResult {
         self.mark_commits();
         let options = StoreClusterOptions::new().stripe(self.case.stripe());
+        let states = super::states::written();
         let stored = attached.and_then(|selector| match sequence.store_clusters_with(selector, options) {
             Ok(stored) => Ok((selector, stored)),
             Err(e) => sequence.detach(selector).and(Err(e)),
         });
+        // A commit that failed may be durable.
+        let noted = self.note_state(states, &sequence, stored.as_ref().ok().map(|(selector, _)| *selector), layers);
         let lengths: Vec<_> = (0..layers.len()).map(|layer| sequence.layer_len(layer).ok()).collect();
         self.handles[slot] = Some((id, sequence));
+        noted?;
         // No sequence is evicted for clusters, so a failure does not count as one that may have evicted.
         self.by_itself(0, true)?;
         if stored.as_ref().err().is_none_or(|e| self.simulation.is_down() || is_doubtful(e)) {
             self.model.sync_attempted(stored.is_ok());
         }
-        if lengths.iter().zip(&layers).any(|(len, own)| *len != Some(own.len() as u64)) {
+        if lengths.iter().zip(layers).any(|(len, own)| *len != Some(own.len() as u64)) {
             return failed(format!("after clusters were stored, the layers have {lengths:?} tokens"));
         }
         match stored {
@@ -301,12 +331,12 @@ impl Runner<'_> {
 
     /// Returns whether the damage of pools explains a finding of kvfsck.
     pub(super) fn explains(&self, finding: &kvfsck::Finding) -> bool {
-        use kvfsck::Code::{ClusterCoverage, ClusterDirectory, ClusterPage};
+        use kvfsck::Code::{ClusterCoverage, ClusterDirectory, ClusterPage, ClusterState};
         let of_pool = || {
             let disk = finding.path.as_ref()?.file_name()?.to_str()?.parse().ok()?;
             Some(self.is_pool(disk, finding.file.as_deref()?))
         };
-        let of_clusters = matches!(finding.code, ClusterCoverage | ClusterDirectory | ClusterPage);
+        let of_clusters = matches!(finding.code, ClusterCoverage | ClusterDirectory | ClusterPage | ClusterState);
         self.stored.spoiled && (of_clusters || of_pool() == Some(true))
     }
 

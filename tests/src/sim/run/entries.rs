@@ -43,14 +43,17 @@ impl Runner<'_> {
         }
         let selector = method.parse().and_then(|spec: MethodSpec| spec.selector(None));
         let selector = selector.map_err(|e| Stop::Failed(format!("method {method}: {e}")))?;
+        let before = super::states::taken();
         let id = match sequence.attach(Arc::clone(&selector)) {
             Ok(id) => id,
             Err(e) => return Ok(no_memory_or(e)),
         };
+        let is_restored = self.check_taken(before, (&*sequence, id), layers)?;
         let mut outcome = Ok(Ok(()));
         for layer in compared {
             let own = contents.and_then(|contents| contents.get(layer));
-            outcome = self.compare_layer((store, sequence), (id, selector.as_ref()), (layer, &layers[layer]), own);
+            let method = (id, selector.as_ref(), is_restored);
+            outcome = self.compare_layer((store, sequence), method, (layer, &layers[layer]), own);
             if !matches!(outcome, Ok(Ok(()))) {
                 break;
             }
@@ -62,7 +65,7 @@ impl Runner<'_> {
     fn compare_layer(
         &mut self,
         (store, sequence): (&Store, &mut Sequence),
-        (id, selector): (SelectorId, &dyn Selector),
+        (id, selector, is_restored): (SelectorId, &dyn Selector, bool),
         (layer, tokens): (usize, &[Token]),
         contents: Option<&Contents>,
     ) -> StepResult<stratakv::Result<()>> {
@@ -70,8 +73,10 @@ impl Runner<'_> {
             Ok(selection) => selection,
             Err(e) => return Ok(no_memory_or(e)),
         };
-        // A method that stayed attached has clusters of the tokens of then.
-        if !self.stored.is_kept(sequence.id().0) && !self.shape.encodes(layer, 0) {
+        // A method that stayed attached has clusters of the tokens of then. So has one that was restored, unless a
+        // profile has made it new.
+        let is_new = !is_restored || self.takes_profile(selector, layer).unwrap_or(false);
+        if is_new && !self.stored.is_kept(sequence.id().0) && !self.shape.encodes(layer, 0) {
             self.compare_with_fresh(sequence, selector, &selection, (layer, tokens))?;
         }
         if contents.is_some() && selection.stored_pages() > 0 {
@@ -114,6 +119,15 @@ impl Runner<'_> {
         sequence.select(layer, SelectRequest::query(&query).options(options).selector(id))
     }
 
+    /// Returns whether a method is built from recorded queries.
+    fn takes_profile(&self, selector: &dyn Selector, layer: usize) -> stratakv::Result<bool> {
+        let mut takes_profile = false;
+        for kind in selector.summaries() {
+            takes_profile |= kind.layer(layer, self.shape.keys())?.profile_bytes(QUERIES).is_some();
+        }
+        Ok(takes_profile)
+    }
+
     /// Profiles a layer if the method needs that.
     pub(super) fn profile_layer(
         &self,
@@ -121,12 +135,7 @@ impl Runner<'_> {
         (id, selector): (SelectorId, &dyn Selector),
         layer: usize,
     ) -> stratakv::Result<()> {
-        let keys = self.shape.keys();
-        let mut takes_profile = false;
-        for kind in selector.summaries() {
-            takes_profile |= kind.layer(layer, keys)?.profile_bytes(QUERIES).is_some();
-        }
-        if takes_profile {
+        if self.takes_profile(selector, layer)? {
             let queries = recorded(&self.shape, layer);
             let queries: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
             sequence.profile(id, layer, &queries, None)?;
@@ -140,7 +149,7 @@ fn no_memory_or(e: Error) -> stratakv::Result<()> {
     if e.kind() == ErrorKind::MemoryLimit { Ok(()) } else { Err(e) }
 }
 
-fn entries_of(shape: &CaseShape, selection: &Selection) -> Entries {
+pub(super) fn entries_of(shape: &CaseShape, selection: &Selection) -> Entries {
     let sorted = |head| {
         let mut own: Vec<u64> = selection.entries(head).collect();
         own.sort_unstable();

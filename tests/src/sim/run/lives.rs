@@ -111,6 +111,7 @@ impl Runner<'_> {
             coverage::FORKED_BETWEEN
         });
         self.stored.forked(id, fork.id().0);
+        self.states.forked(id, fork.id().0);
         self.model.created(fork.id().0, life).or_else(failed)?;
         self.handles[to] = Some((fork.id().0, fork));
         Ok(())

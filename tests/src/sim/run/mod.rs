@@ -21,6 +21,7 @@ mod lives;
 mod neighbour;
 mod recovery;
 mod space;
+mod states;
 mod summaries;
 mod write;
 
@@ -130,6 +131,7 @@ struct Runner<'c> {
     /// True after the runner damaged a disk.
     flipped: bool,
     stored: clusters::StoredSets,
+    states: states::NotedStates,
     /// The second store of the process, if the case has one.
     beside: Option<neighbour::Neighbour>,
 }
@@ -187,6 +189,7 @@ fn run_with(case: &Case, coverage: &mut Coverage, verbose: bool) -> (u64, Result
         changed: false,
         flipped: false,
         stored: clusters::StoredSets::default(),
+        states: states::NotedStates::default(),
         beside: None,
         limited: case.regime == Regime::Tight || case.capacity.is_some(),
     };
@@ -412,6 +415,7 @@ impl Runner<'_> {
             Operation::Adapter { version, put: true } => self.put_adapter(version),
             Operation::Adapter { version, put: false } => self.delete_adapter(version),
             Operation::StoreClusters { slot, keep } => self.store_clusters(slot, keep),
+            Operation::StoreAttached { slot } => self.store_attached(slot),
             Operation::DropClusters { slot } => self.drop_clusters(slot),
             Operation::SpoilPools { slot, way } => self.spoil_pools(slot, way),
             Operation::SpoilDirectories { slot } => self.spoil_directories(slot),

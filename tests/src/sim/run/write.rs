@@ -51,13 +51,17 @@ impl Runner<'_> {
         let Some(id) = self.handle(slot)? else { return Ok(()) };
         let state: Option<Vec<u8>> = state.map(|len| (0..len).map(|_| self.salts.next_u64() as u8).collect());
         self.mark_commits();
+        let states = super::states::written();
         let Some((_, sequence)) = &mut self.handles[slot] else { return Ok(()) };
         let committed = match &state {
             Some(state) => sequence.commit_with(state, durability),
             None => sequence.commit(durability),
         };
         let (state_now, tokens_now) = (sequence.caller_state().map(<[u8]>::to_vec), sequence.committed());
-        let own = u64::from(durability == Durability::Sync && committed.is_ok());
+        // A durable commit may write the state of a method, which takes a commit of its own.
+        let own =
+            u64::from(durability == Durability::Sync && committed.is_ok()) * (1 + super::states::written() - states);
+        self.note_state_of_commit(slot, states)?;
         self.by_itself(own, committed.is_ok())?;
         let Some(life) = self.model.lives.get_mut(&id) else { return Ok(()) };
         let before = life.now.state.clone();
