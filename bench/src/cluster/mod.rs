@@ -2,6 +2,7 @@
 //!
 //! | file | subcommand | what it measures |
 //! |---|---|---|
+//! | `attach` | `attach` | attaching a method after a restart, with and without its state |
 //! | `build` | `build` | medoid clusters from co-activation, and k-means |
 //! | `adapt`, `growth` | `adapt` | the variance of clusters whose keys grow |
 //! | `cache` | `cache` | hit rates of cache policies on clusters |
@@ -21,6 +22,7 @@
 
 mod adapt;
 mod args;
+mod attach;
 mod build;
 mod cache;
 mod cluster_blocks;
@@ -40,6 +42,7 @@ mod stripes;
 
 use adapt::ClusterAdaptArgs;
 use anyhow::Result;
+use attach::ClusterAttachArgs;
 use build::ClusterBuildArgs;
 use cache::ClusterCacheArgs;
 use clap::Subcommand;
@@ -56,6 +59,8 @@ use stripes::{ClusterPlaceArgs, ClusterScheduleArgs};
 pub(crate) enum ClusterCommand {
     /// Measures co-activation density, medoid clusters and k-means of one layer.
     Build(ClusterBuildArgs),
+    /// Measures attaching a method after a restart, from keys and from its stored state.
+    Attach(ClusterAttachArgs),
     /// Measures the variance of clusters whose keys grow, by DynaKV and what it is compared with.
     Adapt(ClusterAdaptArgs),
     /// Measures hit rates of cache policies on the clusters that queries retrieve.
@@ -82,6 +87,7 @@ pub(crate) enum ClusterCommand {
 pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Build(args) => build::run(args),
+        ClusterCommand::Attach(args) => attach::run(args),
         ClusterCommand::Adapt(args) => adapt::run(args),
         ClusterCommand::Cache(args) => cache::run(args),
         ClusterCommand::Decode(args) => decode::run(args),
