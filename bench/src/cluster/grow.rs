@@ -33,9 +33,9 @@ const CHUNK: usize = 512;
           kvbench cluster grow --device /nvme0 --from 4096 --every 512 --entries 32768 --layers 1
 
 `written_kv` is the bytes that all stores wrote to the device, over the bytes of keys and values. `rewritten_kv` is what
-they would have written without pages that stay, and `space_kv` the space of the grown set. `ratio_requests` and `ratio_bytes` compare reads of the grown set with
-those of a set that was stored at once. Figures of reads are per step and layer. Of --methods, those without clusters
-are left out, and of --budgets, the first one counts.")]
+they would have written without pages that stay, and `space_kv` the space of the grown set. `ratio_requests` and
+`ratio_bytes` compare reads of the grown set with those of a set that was stored at once. Figures of reads are per step
+and layer. Of --methods, those without clusters are left out, and of --budgets, the first one counts.")]
 pub(crate) struct ClusterGrowArgs {
     #[command(flatten)]
     decode: ClusterDecodeArgs,

@@ -201,8 +201,8 @@ impl<'a> ListPlan<'a> {
     }
 
     /// Returns the pages of the runs that stay when a cluster has too many. `served` has the members that are found in
-    /// each page, and `loose` ones are in none. Fewer than `runs_max` runs stay, each with more members than all that are
-    /// written: the loose ones and those of smaller runs.
+    /// each page, and `loose` ones are in none. Fewer than `runs_max` runs stay. Each has more members than all that
+    /// are written: the loose ones and those of smaller runs.
     fn staying(&self, served: &[(u32, u32)], loose: usize) -> Vec<u32> {
         let found = |run: &&[(u32, u32)]| run.iter().map(|(_, found)| *found as usize).sum::<usize>();
         let mut runs: Vec<_> = self.runs(served).collect();

@@ -48,6 +48,6 @@ pub(crate) use layer_clusters::LayerClusters;
 pub(crate) use page_rows::{GroupPlanes, PlaneVisitor, put_entry, take_entry};
 pub(crate) use page_sources::{PageDevice, PageSources};
 pub use report::StoredClusters;
-pub(crate) use state_pieces::{FrontPieces, StateFrames, StatePlace, StatesFront, WrittenStates, join};
+pub(crate) use state_pieces::{FrontPieces, JoinedState, StateFrames, StatePlace, StatesFront, WrittenStates, join};
 pub(crate) use stored_set::{DirectoryFront, StoredLayer, StoredSet, find_pieces};
 pub(crate) use writer::{PoolWriter, commit_derived};

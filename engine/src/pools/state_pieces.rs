@@ -167,30 +167,47 @@ impl FrontPieces {
     }
 }
 
-/// Returns the state of a layer and the version of its encoding. `pieces` are in order, and of the state of `header`.
-/// Returns none if a piece does not verify, or one is missing.
+/// The state of a layer, put together from its pieces.
+pub(crate) enum JoinedState {
+    Whole {
+        /// The version of its encoding.
+        encoding: u32,
+        bytes: Vec<u8>,
+    },
+    /// A piece is missing. That is no damage: a frame may go with its device.
+    Incomplete,
+    /// A piece does not verify.
+    Damaged,
+}
+
+/// Puts the state of a layer together. `pieces` are in order, and of the state of `header`.
 pub(crate) fn join<'a>(
     header: &StateHeader,
     pieces: impl Iterator<Item = (&'a StatePlace, &'a [u8])>,
     (layout, checksum): (&KvLayout, PayloadChecksum),
-) -> Option<(u32, Vec<u8>)> {
+) -> JoinedState {
     let mut joined: Option<(StateHeader, Vec<u8>)> = None;
+    let mut is_complete = true;
     for (place, bytes) in pieces {
         if checksum.compute(&place.identity, covered(bytes)) != place.checksum {
-            return None;
+            return JoinedState::Damaged;
         }
-        let piece = StatePiece::verify(bytes, layout.raw(), place.layer).ok()?;
+        let Ok(piece) = StatePiece::verify(bytes, layout.raw(), place.layer) else { return JoinedState::Damaged };
         let own = piece.header();
         let is_of_state = (own.set, own.generation, own.number, own.tokens)
             == (header.set, header.generation, header.number, header.tokens);
         let (first, state) = joined.get_or_insert_with(|| (*own, Vec::new()));
-        let is_next = own.first_byte.get() == state.len() as u64;
+        is_complete &= own.first_byte.get() == state.len() as u64;
         let is_same = (own.state_bytes, own.encoding) == (first.state_bytes, first.encoding);
-        if !(is_of_state && is_next && is_same) {
-            return None;
+        if !(is_of_state && is_same) {
+            return JoinedState::Damaged;
         }
         state.extend_from_slice(piece.bytes());
     }
-    let (first, state) = joined?;
-    (first.state_bytes.get() == state.len() as u64).then(|| (first.encoding.get(), state))
+    match joined {
+        Some((first, bytes)) if is_complete && first.state_bytes.get() == bytes.len() as u64 => {
+            JoinedState::Whole { encoding: first.encoding.get(), bytes }
+        }
+        _ => JoinedState::Incomplete,
+    }
 }

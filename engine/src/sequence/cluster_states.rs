@@ -22,7 +22,9 @@ use crate::events::event;
 use crate::io::{coverage, planted};
 use crate::log::DerivedRelease;
 use crate::metrics::lock;
-use crate::pools::{FrontPieces, StateFrames, StatePlace, StatesFront, WrittenStates, commit_derived, join};
+use crate::pools::{
+    FrontPieces, JoinedState, StateFrames, StatePlace, StatesFront, WrittenStates, commit_derived, join,
+};
 use crate::read::{BlockReader, SegmentRange};
 use crate::retrieval::{LayerSummary, StateReader, StateWriter, SummarySpec};
 use std::sync::Arc;
@@ -159,12 +161,20 @@ impl Sequence {
         let parts: Vec<_> = read.iter().zip(&skips).zip(&pieces).map(bytes_of).collect();
         let parts = read.iter().zip(parts).zip(&pieces).map(|((pages, range), (_, _, place))| (place, &pages[range]));
         let context = (&self.identity.layout, self.store.devices.identity.checksum);
-        let Some((encoding, state)) = join(&found.header, parts, context) else {
-            self.store.activity.counters.dropped_clusters.add(1);
-            coverage!(ClustersDropped);
-            event!(warn, layer = at, "the stored state of a method does not verify and is not used");
-            stored.drop_state();
-            return Ok(None);
+        let (encoding, state) = match join(&found.header, parts, context) {
+            JoinedState::Whole { encoding, bytes } => (encoding, bytes),
+            JoinedState::Incomplete => {
+                event!(debug, layer = at, "pieces of the stored state of a method are gone with a device");
+                stored.drop_state();
+                return Ok(None);
+            }
+            JoinedState::Damaged => {
+                self.store.activity.counters.dropped_clusters.add(1);
+                coverage!(ClustersDropped);
+                event!(warn, layer = at, "the stored state of a method does not verify and is not used");
+                stored.drop_state();
+                return Ok(None);
+            }
         };
         let groups = found.header.tokens.get() / self.identity.layout.group_tokens() as u64;
         let mut summary = kind.layer(at, layer.shape())?;
