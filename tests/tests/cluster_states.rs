@@ -305,9 +305,9 @@ fn a_state_that_is_damaged_or_of_another_version_is_built_again_from_keys() {
         // The version of the pieces, and that of the encoding.
         (true, |piece| piece[0] = 3, 0, false),
         (true, |piece| piece[60] = 2, 0, false),
-        // The set, the number of bytes, and bytes of the state.
+        // The set, the number of bytes, as if a piece were missing, and bytes of the state.
         (true, |piece| piece[8] ^= 1, 0, false),
-        (true, |piece| piece[40] ^= 1, 1, false),
+        (true, |piece| piece[40] ^= 1, 0, false),
         (true, |piece| piece[110..140].fill(0xff), 0, false),
     ];
     for (row, (corrects, change, dropped, is_damage)) in cases.into_iter().enumerate() {
