@@ -102,7 +102,7 @@ pub(crate) use rope::{Angles, Rotation};
 pub(crate) use row_query::RowQuery;
 pub(crate) use row_softmax::add_softmax;
 pub(crate) use scaled_bytes::{narrow_to_bytes, narrow_to_bytes_evenly, squared_norm_of_bytes, widen_bytes};
-pub(crate) use scaled_halves::{narrow_scaled, power_of_two, widen_scaled};
+pub(crate) use scaled_halves::{SCALED_EXPONENT_MAX, narrow_scaled, power_of_two, widen_scaled};
 pub(crate) use sign_sums::{SIGN_BYTES, SignQuad, SignSums, SignTables, pack_signs, sign_sums, signed_sum};
 pub(crate) use softmax::SoftmaxOutcome;
 pub(crate) use softmax_parts::{WeightedSums, softmax_parts};

@@ -9,7 +9,7 @@ use super::convert::{narrow_f16, widen_f16};
 /// The exponent of the largest element of a row of halves.
 const TOP: i32 = 14;
 /// The largest exponent of a row, up or down. Elements of rows that are smaller still lose bits.
-const EXPONENT_MAX: i32 = 100;
+pub(crate) const SCALED_EXPONENT_MAX: i32 = 100;
 /// Elements that are scaled at a time.
 const RUN: usize = 64;
 
@@ -18,7 +18,7 @@ pub(crate) fn narrow_scaled(row: &[f32], halves: &mut [u16]) -> i8 {
     let largest = row.iter().fold(0.0_f32, |largest, x| largest.max(x.abs()));
     // The exponent of an f32, less its bias. That of 0 and of the least numbers is -127.
     let exponent = (largest.to_bits() >> 23) as i32 - 127;
-    let exponent = if largest > 0.0 { (exponent - TOP).clamp(-EXPONENT_MAX, EXPONENT_MAX) } else { 0 };
+    let exponent = if largest > 0.0 { (exponent - TOP).clamp(-SCALED_EXPONENT_MAX, SCALED_EXPONENT_MAX) } else { 0 };
     let factor = power(-exponent);
     let mut scaled = [0.0; RUN];
     for (row, halves) in row.chunks(RUN).zip(halves.chunks_mut(RUN)) {

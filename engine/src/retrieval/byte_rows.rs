@@ -4,8 +4,9 @@ use crate::kernels::{narrow_to_bytes, narrow_to_bytes_evenly, squared_norm_of_by
 use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter, require};
 use crate::retrieval::summary_records::Records;
 
-/// The largest factor of a row that is read. Keys are at most 1e15.
-const FACTOR_MAX: f32 = 1e15;
+/// The largest factor of a row that is read. Keys are at most 1e15, which is 127 times the factor. With it the norm of
+/// every row is finite.
+const FACTOR_MAX: f32 = 1e13;
 
 /// Rows of signed bytes, each with a factor of its own.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
 //! [`ScaledRows`]: vectors in 16 bits per element, such as the keys of medoids.
 
-use crate::kernels::{narrow_scaled, power_of_two, widen_scaled};
+use crate::kernels::{SCALED_EXPONENT_MAX, narrow_scaled, power_of_two, widen_scaled};
 use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter, require};
 use crate::retrieval::summary_records::Records;
 
@@ -93,7 +93,7 @@ impl ScaledRows {
     /// Returns the rows of a state, of which there are `count`.
     ///
     /// # Errors
-    /// There are others, or an element is not finite.
+    /// There are others, an element is not finite, or an exponent is none that narrowing gives.
     pub(crate) fn from_state(state: &mut StateReader<'_>, dim: usize, count: usize) -> Result<Self, StateError> {
         let found = state.count("rows", count)?;
         let halves: &[[u8; 2]] = state.each("elements", count.saturating_mul(dim))?;
@@ -103,6 +103,9 @@ impl ScaledRows {
         // The exponent of a number that is not finite is all ones.
         let is_finite = |half: &[u8; 2]| u16::from_le_bytes(*half) & 0x7c00 != 0x7c00;
         require(halves.iter().all(is_finite), || "an element of a row is not finite".into())?;
+        let wrong =
+            exponents.iter().map(|own| i8::from_le_bytes(*own)).find(|own| i32::from(*own).abs() > SCALED_EXPONENT_MAX);
+        require(wrong.is_none(), || format!("an exponent of {}", wrong.unwrap_or(0)))?;
         let mut rows = Self::with_capacity(dim, count);
         for (row, exponent) in halves.chunks_exact(dim.max(1)).zip(exponents) {
             rows.halves.add().iter_mut().zip(row).for_each(|(to, half)| *to = u16::from_le_bytes(*half));

@@ -13,7 +13,7 @@ use super::key_matrix::check_keys;
 use super::lists::ClusterLists;
 use crate::error::Result;
 use crate::kernels::{POINTS, PointLanes, multiply_add, point_block, point_products};
-use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter};
+use crate::retrieval::cluster_state::{StateError, StateReader, StateWriter, require};
 use crate::retrieval::scaled_rows::ScaledRows;
 use crate::retrieval::summary_records::Records;
 
@@ -119,14 +119,16 @@ impl Representatives {
     /// Returns the representatives of a state, one for each of `clusters` clusters.
     ///
     /// # Errors
-    /// There are others, or one is not finite.
+    /// There are others, or the norm of one is not finite.
     pub(crate) fn from_state(state: &mut StateReader<'_>, dim: usize, clusters: usize) -> Result<Self, StateError> {
         let keys = ScaledRows::from_state(state, dim, clusters)?;
         let mut own = Self { keys, norms: Records::new(1) };
         own.norms.reserve(clusters);
         for cluster in 0..clusters {
             let key = own.key(cluster);
-            own.norms.add()[0] = dot(&key, &key);
+            let norm = dot(&key, &key);
+            require(norm.is_finite(), || format!("a norm of {norm}"))?;
+            own.norms.add()[0] = norm;
         }
         Ok(own)
     }
@@ -276,6 +278,21 @@ mod tests {
     ) -> Result<ClusterLists> {
         let mut read = |entry: u32, row: &mut Vec<f32>| row.extend_from_slice(&keys[entry as usize * dim..][..dim]);
         assign_nearest(lists, loose, (&mut read, dim), max_size)
+    }
+
+    #[test]
+    fn representatives_of_a_state_have_finite_norms() {
+        let mut own = Representatives::with_capacity(2, 1);
+        own.push(&[1.0, -2.0]);
+        let mut out = StateWriter::new();
+        own.put_state(&mut out);
+        let mut bytes = out.into_bytes();
+        let read = |bytes: &[u8]| Representatives::from_state(&mut StateReader::new(bytes), 2, 1);
+        assert_eq!(read(&bytes).unwrap().key(0), [1.0, -2.0]);
+        for exponent in [-128_i8, -101, 100, 127] {
+            bytes[28] = exponent.to_le_bytes()[0];
+            assert!(read(&bytes).is_err(), "exponent {exponent}");
+        }
     }
 
     proptest! {

@@ -54,7 +54,9 @@ impl AdaptiveLayer {
             let chosen = state.u32s("retrieved clusters", u32::MAX as usize)?;
             let clusters = AdaptiveClusters::from_state(state, (dim, entries), self.options())?;
             let is_known = chosen.iter().all(|cluster| (*cluster as usize) < clusters.len());
-            require(is_known, || format!("a retrieved cluster is none of {}", clusters.len()))?;
+            require(is_known && chosen.len() <= clusters.len(), || {
+                format!("{} retrieved clusters are not among {}", chosen.len(), clusters.len())
+            })?;
             retrieved.push(chosen);
             own.push(AdaptiveList::new(clusters, entries));
         }

@@ -61,7 +61,8 @@ impl Members {
     /// Returns the clusters of a state. The tokens below `tokens` are in one to `memberships` clusters each.
     ///
     /// # Errors
-    /// A cluster is empty or larger than a slot, or a token is in too many or none.
+    /// A cluster is empty or larger than a slot, its medoid is no member, or a token is in it twice. A token is in too
+    /// many clusters or none.
     pub(super) fn from_state(
         state: &mut StateReader<'_>,
         slot: usize,
@@ -75,25 +76,33 @@ impl Members {
         require(medoids.len() == sizes.len() && sum == all.len() as u64, || {
             format!("{} clusters have {} medoids and {} members", sizes.len(), medoids.len(), all.len())
         })?;
+        require(all.len() >= tokens, || format!("{} members of {tokens} tokens", all.len()))?;
         let mut own = Self::with_capacity(slot, sizes.len());
-        let (mut left, mut clusters) = (&all[..], vec![0_usize; tokens]);
-        for (size, medoid) in sizes.iter().zip(medoids) {
+        // Of each token, the clusters that hold it, and the last of them plus one.
+        let (mut left, mut clusters) = (&all[..], vec![(0_u32, 0_u32); tokens]);
+        for (size, (medoid, cluster)) in sizes.iter().zip(medoids.into_iter().zip(1..)) {
             let (list, rest) = left.split_at(*size as usize);
             left = rest;
             require((1..=slot).contains(&list.len()), || format!("a cluster has {size} members; 1 to {slot} fit"))?;
-            let is_known = medoid == CUT || (medoid as usize) < tokens;
-            require(is_known, || format!("medoid {medoid} is no token of {tokens}"))?;
+            let is_member = medoid == CUT || list.contains(&medoid);
+            require(is_member, || format!("medoid {medoid} is no member of its cluster"))?;
             for token in list {
-                let count = clusters.get_mut(*token as usize);
-                count
-                    .map(|count| *count += 1)
-                    .ok_or_else(|| StateError::new(format!("member {token} is no token of {tokens}")))?;
+                let beyond = || StateError::new(format!("member {token} is no token of {tokens}"));
+                let (count, last) = clusters.get_mut(*token as usize).ok_or_else(beyond)?;
+                require(*last != cluster, || format!("token {token} is in a cluster twice"))?;
+                (*count, *last) = (*count + 1, cluster);
             }
             own.push(medoid, list);
         }
-        let wrong = clusters.iter().position(|count| !(1..=memberships).contains(count));
+        let wrong = clusters.iter().position(|(count, _)| !(1..=memberships).contains(&(*count as usize)));
         require(wrong.is_none(), || format!("token {} is in too many clusters, or in none", wrong.unwrap_or(0)))?;
         Ok(own)
+    }
+
+    /// Returns the bytes of the slots of the clusters whose state begins here, as their number says.
+    pub(super) fn slot_bytes(state: &mut StateReader<'_>, slot: usize) -> usize {
+        let clusters = state.u64().ok().and_then(|clusters| usize::try_from(clusters).ok()).unwrap_or(0);
+        clusters.saturating_mul(slot).saturating_mul(size_of::<u32>())
     }
 
     /// Returns the number of clusters.
@@ -173,6 +182,28 @@ impl Members {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn a_state_of_members_keeps_every_rule_or_is_an_error() {
+        let state = |sizes: &[u32], medoids: &[u32], members: &[u32]| {
+            let mut out = StateWriter::new();
+            [sizes, medoids, members].into_iter().for_each(|table| out.put_u32s(table));
+            out.into_bytes()
+        };
+        let read = |bytes: &[u8], tokens| Members::from_state(&mut StateReader::new(bytes), 4, (tokens, 2));
+        let good = state(&[2, 3], &[1, CUT], &[0, 1, 1, 2, 3]);
+        let members = read(&good, 4).unwrap();
+        assert_eq!((members.of(1), members.medoids()), (&[1, 2, 3][..], &[1, CUT][..]));
+        assert_eq!(Members::slot_bytes(&mut StateReader::new(&good), 4), 2 * 4 * 4);
+        let text = |sizes: &[u32], medoids: &[u32], members: &[u32]| {
+            read(&state(sizes, medoids, members), 4).unwrap_err().to_string()
+        };
+        assert!(text(&[2, 3], &[1, 2], &[0, 1, 3, 2, 3]).contains("token 3 is in a cluster twice"));
+        assert!(text(&[2, 2], &[2, 2], &[0, 1, 2, 3]).contains("medoid 2 is no member"));
+        assert!(text(&[2, 1], &[0, 2], &[0, 1, 2]).contains("3 members of 4 tokens"));
+        assert!(text(&[2, 2], &[0, 2], &[0, 1, 2, 4]).contains("member 4 is no token"));
+        assert!(text(&[4, 0], &[0, CUT], &[0, 1, 2, 3]).contains("has 0 members"));
+    }
 
     proptest! {
         #[test]

@@ -17,7 +17,8 @@ use std::collections::BTreeMap;
 impl AdaptiveClusters {
     /// Returns the most bytes that [`Self::put_state`] appends.
     pub(crate) fn state_bytes(&self) -> usize {
-        let entries = self.stats.iter().map(|own| own.size() as usize).sum::<usize>() + 2 * self.buffered();
+        // A flagged cluster has a number, a size and at least one entry.
+        let entries = self.stats.iter().map(|own| own.size() as usize).sum::<usize>() + 3 * self.buffered();
         self.len() * (ByteRows::row_bytes(self.dim) + size_of::<u64>() + 2 * size_of::<u32>())
             + entries * size_of::<u32>()
             + 12 * size_of::<u64>()
@@ -57,6 +58,8 @@ impl AdaptiveClusters {
         let options = AdaptOptions { threshold, ..options };
         check(&options).map_err(|e| StateError::new(e.to_string()))?;
         let splits = state.u64()?;
+        // Splits are counted one by one, so this many never happen.
+        require(splits < 1 << 62, || format!("{splits} splits"))?;
         // A cut leaves clusters without entries, so there may be more clusters than entries.
         let rows = ByteRows::from_state(state, dim, u32::MAX as usize)?;
         let clusters = rows.len();
@@ -67,10 +70,13 @@ impl AdaptiveClusters {
         let left_out = state.u32s("clusters that are left out", clusters)?;
         let flagged = state.u32s("flagged clusters", clusters)?;
         let buffer_sizes = state.u32s("buffers", clusters)?;
-        let buffered = state.u32s("buffered entries", entries)?;
+        let buffered = state.u32s("buffered entries", options.buffer_limit)?;
         require(squares.len() == clusters && sizes.len() == clusters && buffer_sizes.len() == flagged.len(), || {
             format!("{clusters} clusters have {} squares and {} sizes", squares.len(), sizes.len())
         })?;
+        // The memory of a split is that of the largest cluster with all buffers.
+        let (most, largest) = (options.max_size.max(options.min_split), sizes.iter().copied().max().unwrap_or(0));
+        require(largest as usize <= most, || format!("a cluster has {largest} members; at most {most} fit"))?;
         let lists = cut(&members, &sizes, "members")?;
         let buffers: BTreeMap<u32, Vec<u32>> = {
             let own = cut(&buffered, &buffer_sizes, "buffered entries")?;
@@ -80,7 +86,7 @@ impl AdaptiveClusters {
         require(buffers.len() == flagged.len() && buffers.iter().all(is_buffer), || {
             "a buffer is empty, or of no cluster".into()
         })?;
-        check_entries(members.iter().chain(&buffered), entries)?;
+        check_entries(members.iter().chain(&buffered), (members.len() + buffered.len(), entries))?;
         let mut stats = Vec::with_capacity(clusters);
         for (size, squares) in sizes.iter().zip(squares) {
             let squares = f64::from_bits(squares);
@@ -124,14 +130,14 @@ fn cut<'a>(table: &'a [u32], sizes: &[u32], what: &str) -> Result<Vec<&'a [u32]>
 }
 
 /// Checks that the entries below `count` are there, each once.
-fn check_entries<'a>(entries: impl Iterator<Item = &'a u32>, count: usize) -> Result<(), StateError> {
-    let (mut seen, mut found) = (vec![false; count], 0);
+fn check_entries<'a>(entries: impl Iterator<Item = &'a u32>, (found, count): (usize, usize)) -> Result<(), StateError> {
+    require(found == count, || format!("{found} of {count} entries are there"))?;
+    let mut seen = vec![false; count];
     for entry in entries {
         let is_new = seen.get_mut(*entry as usize).is_some_and(|seen| !std::mem::replace(seen, true));
         require(is_new, || format!("entry {entry} of {count} is there twice, or beyond"))?;
-        found += 1;
     }
-    require(found == count, || format!("{found} of {count} entries are there"))
+    Ok(())
 }
 
 #[cfg(test)]
@@ -204,6 +210,28 @@ mod tests {
             assert_eq!(append(&mut restored, entries..240), append(&mut clusters, entries..240));
             assert_eq!(state(&restored), state(&clusters), "after {entries} entries, cut {cut:?}");
         }
+    }
+
+    #[test]
+    fn numbers_that_would_overflow_and_clusters_above_their_limit_are_errors() {
+        let good = state(&grown(150));
+        let mut bytes = good.clone();
+        bytes[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(read(&bytes, 150).unwrap_err().to_string().contains("splits"));
+        // Factors are behind the threshold, the splits, the number of rows, the elements, and their own number.
+        let at = 24 + good[16] as usize * DIM + 8;
+        bytes = good.clone();
+        bytes[at..at + 4].copy_from_slice(&1e14_f32.to_le_bytes());
+        assert!(read(&bytes, 150).unwrap_err().to_string().contains("factor"));
+        // A split of larger clusters and buffers would take more memory than is reserved for it.
+        let within = |max_size, buffer_limit| {
+            let options = AdaptOptions { max_size, buffer_limit, ..options() };
+            AdaptiveClusters::from_state(&mut StateReader::new(&good), (DIM, 150), options).map(|_| ())
+        };
+        let clusters = grown(150);
+        let largest = clusters.stats.iter().map(|own| own.size() as usize).max().unwrap();
+        assert!(largest > 4 && within(largest, 3).is_ok() && within(largest - 1, 3).is_err());
+        assert!(clusters.buffered() > 0 && within(12, clusters.buffered() - 1).is_err());
     }
 
     #[test]
