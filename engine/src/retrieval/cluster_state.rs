@@ -111,6 +111,12 @@ impl<'a> StateReader<'a> {
         Self { rest: bytes }
     }
 
+    /// Returns the number of bytes that are left.
+    #[must_use]
+    pub fn left(&self) -> usize {
+        self.rest.len()
+    }
+
     /// Returns the next `count` bytes.
     ///
     /// # Errors

@@ -108,6 +108,12 @@ pub trait LayerSummary: Any + Send + Sync {
         false
     }
 
+    /// Returns the most bytes that [`Self::take_state`] takes in memory, scratch included, beside the state itself.
+    fn take_state_bytes(&self, state: &StateReader<'_>) -> usize {
+        // Lists of members are copied, collected by cluster, and marked.
+        state.left().saturating_mul(5)
+    }
+
     /// Takes the state of the first `groups` groups of the same kind and layer, before any group is pushed. The engine
     /// then pushes the groups from [`Self::groups`] on, of which there are at least up to `groups`.
     ///

@@ -61,6 +61,14 @@ impl SwarmLayer {
         true
     }
 
+    /// Returns the most bytes that a state takes in memory. Each cluster has a slot, however few members it has.
+    pub(super) fn bytes_of_taken(&self, state: &StateReader<'_>) -> usize {
+        let mut clusters = state.clone();
+        let slots = clusters.u64().map_or(0, |_| Members::slot_bytes(&mut clusters, self.max_size()));
+        // Members are copied and counted, and all other tables are copied.
+        state.left().saturating_mul(4).saturating_add(slots)
+    }
+
     /// Takes the state of the first `groups` groups.
     pub(super) fn read_state(&mut self, state: &mut StateReader<'_>, groups: usize) -> Result<(), StateError> {
         let (group_tokens, width) = (self.shape.group_tokens, self.shape.width());

@@ -454,6 +454,10 @@ impl LayerSummary for SwarmLayer {
         self.write_state(out)
     }
 
+    fn take_state_bytes(&self, state: &StateReader<'_>) -> usize {
+        self.bytes_of_taken(state)
+    }
+
     fn take_state(&mut self, state: &mut StateReader<'_>, groups: usize) -> std::result::Result<(), StateError> {
         self.read_state(state, groups)
     }
