@@ -12,6 +12,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::io::planted::covered;
 use crate::layout::{KvLayout, PlacedBytes};
 use crate::log::{DerivedDraft, DerivedFrame, DirectoryBytes, SequenceIdentity, StoreInner, front_limit};
+use crate::metrics::{Category, Reservation};
 use std::sync::Arc;
 use stratakv_format::checksum::PayloadChecksum;
 use stratakv_format::frame::{Descriptor, FramePlace, FrameView, KIND_CLUSTER_DIRECTORY};
@@ -29,6 +30,8 @@ pub(crate) struct StateFrames<'a> {
     placed: PlacedBytes,
     limit: usize,
     pieces: Vec<DirectoryBytes>,
+    /// The pieces, and the frame that they are written with.
+    memory: Reservation,
     written: WrittenStates,
 }
 
@@ -48,7 +51,7 @@ impl<'a> StateFrames<'a> {
     /// Returns a writer of states of a method. `fields` are the same in all layers, `encoding` aside.
     ///
     /// # Errors
-    /// [`ErrorKind::Configuration`]: segments too small for the layout.
+    /// [`ErrorKind::Configuration`]: segments too small for the layout. [`ErrorKind::MemoryLimit`].
     pub(crate) fn new(
         store: &'a Arc<StoreInner>,
         identity: &'a SequenceIdentity,
@@ -63,6 +66,7 @@ impl<'a> StateFrames<'a> {
             placed: PlacedBytes::new(identity.layout.layers(), store.devices.list.slots()),
             limit: limit.min(STATE_FRAME_BYTES),
             pieces: Vec::new(),
+            memory: store.devices.reserve(0, Category::Other).ok_or_else(|| no_memory(0))?,
             written: WrittenStates { tokens: fields.tokens, number: fields.number, ..WrittenStates::default() },
         })
     }
@@ -70,16 +74,22 @@ impl<'a> StateFrames<'a> {
     /// Adds the state of a layer. Pieces that fill a frame are written.
     ///
     /// # Errors
-    /// [`ErrorKind::NoSpace`]: no space is freed for states. [`ErrorKind::Configuration`]: a piece needs larger
-    /// segments. Errors of writes.
+    /// [`ErrorKind::NoSpace`]: no space is freed for states. [`ErrorKind::MemoryLimit`]: no memory for the pieces of a
+    /// frame. [`ErrorKind::Configuration`]: a piece needs larger segments. Errors of writes.
     pub(crate) fn layer(&mut self, layer: usize, encoding: u32, state: &[u8]) -> Result<()> {
         let refused = |e| Error::new(ErrorKind::InvalidArgument, format!("store states: {e}"));
         let fields = StateFields { encoding, ..self.fields };
         let largest = self.limit.saturating_sub(piece_bytes(0));
         for bytes in fields.encode(state, largest).map_err(refused)? {
-            let held: usize = self.pieces.iter().map(|piece| piece_bytes(piece.bytes.len())).sum();
+            let mut held: usize = self.pieces.iter().map(|piece| piece_bytes(piece.bytes.len())).sum();
             if held + piece_bytes(bytes.len()) > self.limit {
                 self.write()?;
+                held = 0;
+            }
+            // They stay until the frame is full, longer than the memory of their layer.
+            let needed = 2 * (held + piece_bytes(bytes.len()));
+            if !self.store.devices.resize(&mut self.memory, needed) {
+                return Err(no_memory(needed));
             }
             self.pieces.push(DirectoryBytes { layer, bytes });
         }
@@ -107,6 +117,11 @@ impl<'a> StateFrames<'a> {
         self.write()?;
         Ok(self.written)
     }
+}
+
+fn no_memory(bytes: usize) -> Error {
+    let text = format!("store states: {bytes} bytes do not fit into memory_limit; raise it");
+    Error::new(ErrorKind::MemoryLimit, text)
 }
 
 /// Returns the bytes that a piece takes in a frame.
@@ -138,7 +153,7 @@ pub(crate) enum FrontPieces {
     /// Directories, or bytes that do not verify.
     Directories,
     States(StatesFront),
-    /// States of another version.
+    /// States of another version, or states beside a pool.
     Unknown,
 }
 
@@ -155,14 +170,17 @@ impl FrontPieces {
         let start = first.and_then(|own| bytes.get(own.offset.get() as usize..));
         let Some(start) = start.filter(|start| StatePiece::is_meant(start)) else { return Self::Directories };
         let Some((header, method)) = StatePiece::fields(start) else { return Self::Unknown };
+        // Frames with states hold nothing else.
+        if view.descriptors().iter().any(|own| own.kind.get() != KIND_CLUSTER_DIRECTORY) {
+            return Self::Unknown;
+        }
         let place_of = |own: &Descriptor| {
             let (layer, number, tokens) = (own.layer.get(), own.first_token.get(), own.tokens.get());
             let identity = PlaneIdentity::new(meta.nonce, meta.origin, KIND_CLUSTER_DIRECTORY, layer, number, tokens);
             let checksum = view.checksums(own).first()?.get();
             Some(StatePlace { layer, offset: own.offset.get(), bytes: own.bytes.get() as usize, checksum, identity })
         };
-        let places = view.descriptors().iter().filter(|own| own.kind.get() == KIND_CLUSTER_DIRECTORY);
-        let places = places.filter_map(place_of).collect();
+        let places = view.descriptors().iter().filter_map(place_of).collect();
         Self::States(StatesFront { header: *header, method: method.to_owned(), places })
     }
 }
@@ -180,12 +198,13 @@ pub(crate) enum JoinedState {
     Damaged,
 }
 
-/// Puts the state of a layer together. `pieces` are in order, and of the state of `header`.
+/// Puts the state of a layer together. `pieces` are in order. They belong to the state of `header` and of `method`.
 pub(crate) fn join<'a>(
-    header: &StateHeader,
-    pieces: impl Iterator<Item = (&'a StatePlace, &'a [u8])>,
+    (header, method): (&StateHeader, &str),
+    pieces: impl Iterator<Item = (&'a StatePlace, &'a [u8])> + Clone,
     (layout, checksum): (&KvLayout, PayloadChecksum),
 ) -> JoinedState {
+    let most: usize = pieces.clone().map(|(_, bytes)| bytes.len()).sum();
     let mut joined: Option<(StateHeader, Vec<u8>)> = None;
     let mut is_complete = true;
     for (place, bytes) in pieces {
@@ -194,9 +213,9 @@ pub(crate) fn join<'a>(
         }
         let Ok(piece) = StatePiece::verify(bytes, layout.raw(), place.layer) else { return JoinedState::Damaged };
         let own = piece.header();
-        let is_of_state = (own.set, own.generation, own.number, own.tokens)
-            == (header.set, header.generation, header.number, header.tokens);
-        let (first, state) = joined.get_or_insert_with(|| (*own, Vec::new()));
+        let is_of_state = (own.set, own.generation, own.number, own.tokens, piece.method())
+            == (header.set, header.generation, header.number, header.tokens, method);
+        let (first, state) = joined.get_or_insert_with(|| (*own, Vec::with_capacity(most)));
         is_complete &= own.first_byte.get() == state.len() as u64;
         let is_same = (own.state_bytes, own.encoding) == (first.state_bytes, first.encoding);
         if !(is_of_state && is_same) {
@@ -209,5 +228,49 @@ pub(crate) fn join<'a>(
             JoinedState::Whole { encoding: first.encoding.get(), bytes }
         }
         _ => JoinedState::Incomplete,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use stratakv_format::SequenceId;
+
+    /// Returns the outcome of pieces, each changed and then given the checksum that it needs.
+    fn joined(pieces: &[Vec<u8>], (header, method): (&StateHeader, &str)) -> JoinedState {
+        let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build().unwrap();
+        let checksum = PayloadChecksum::default();
+        let place = |(number, bytes): (usize, &Vec<u8>)| {
+            let identity =
+                PlaneIdentity::new(1, SequenceId(1), KIND_CLUSTER_DIRECTORY, 0, number as u64, bytes.len() as u32);
+            let checksum = checksum.compute(&identity, covered(bytes));
+            StatePlace { layer: 0, offset: 0, bytes: bytes.len(), checksum, identity }
+        };
+        let places: Vec<StatePlace> = pieces.iter().enumerate().map(place).collect();
+        join((header, method), places.iter().zip(pieces.iter().map(Vec::as_slice)), (&layout, checksum))
+    }
+
+    #[test]
+    fn pieces_of_another_method_or_state_are_not_joined() {
+        let group = KvLayout::builder().layers(1).kv_heads(1).head_dim(8).build().unwrap().group_tokens() as u64;
+        let fields = StateFields { set: 1, generation: 2, number: 3, method: "dynakv/8", encoding: 1, tokens: group };
+        let pieces = fields.encode(&[7; 20], 88).unwrap();
+        let header = *StatePiece::fields(&pieces[0]).unwrap().0;
+        let joined = |pieces: &[Vec<u8>]| joined(pieces, (&header, "dynakv/8"));
+        assert!(matches!(joined(&pieces), JoinedState::Whole { encoding: 1, bytes } if bytes == [7; 20]));
+        assert!(matches!(joined(&pieces[1..]), JoinedState::Incomplete));
+        let others = [
+            StateFields { method: "dynakv/4", ..fields },
+            StateFields { tokens: 2 * group, ..fields },
+            StateFields { number: 4, ..fields },
+            StateFields { encoding: 2, ..fields },
+        ];
+        for other in others {
+            let other = other.encode(&[7; 20], 88).unwrap();
+            let mixed = [&pieces[..1], &other[1..]].concat();
+            assert!(matches!(joined(&mixed), JoinedState::Damaged), "{:?}", StatePiece::fields(&other[0]));
+        }
+        let other = StateFields { method: "dynakv/4", ..fields }.encode(&[7; 20], 88).unwrap();
+        assert!(matches!(joined(&other), JoinedState::Damaged), "all pieces are of the other method");
     }
 }

@@ -17,7 +17,7 @@ use super::handle::Sequence;
 use super::layer::LayerState;
 use super::loaded_clusters::{LoadedClusters, StoredState};
 use super::stored_clusters::DerivedPlace;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::events::event;
 use crate::io::{coverage, planted};
 use crate::log::DerivedRelease;
@@ -29,6 +29,7 @@ use crate::read::{BlockReader, SegmentRange};
 use crate::retrieval::{LayerSummary, StateReader, StateWriter, SummarySpec};
 use std::sync::Arc;
 use stratakv_format::FrameId;
+use stratakv_format::ids::NUMBER_MAX;
 use stratakv_format::pool::{StateFields, StateHeader};
 
 /// The bytes of keys and values that are appended per byte of a state that is written again.
@@ -38,6 +39,12 @@ const APPENDED_PER_BYTE: u64 = 20;
 /// follow the former one.
 fn is_worth(bytes: u64, appended: u64) -> bool {
     bytes.saturating_mul(APPENDED_PER_BYTE) <= appended
+}
+
+/// Returns the number of the state that follows one with this number. The former one is released with the commit that
+/// names the next, so that after the largest number the first one is free. A damaged header may hold any number.
+fn next_number(former: Option<&StoredState>) -> u64 {
+    former.map_or(0, |state| state.number) % NUMBER_MAX + 1
 }
 
 /// A state on devices: its frames, oldest first, and the pieces in each.
@@ -144,13 +151,14 @@ impl Sequence {
         if pieces.is_empty() {
             return Ok(None);
         }
-        // The pages, the state, and the tables of the summary, which take at most twice as much.
-        let bytes: usize = pieces.iter().map(|(_, _, place)| place.bytes).sum();
-        let _memory = self.reserve_scratch(bytes.saturating_mul(4))?;
         let (ranges, skips): (Vec<_>, Vec<_>) = pieces
             .iter()
             .map(|(segment, start, place)| SegmentRange::pages_around(segment, start + place.offset, place.bytes))
             .unzip();
+        // Small pieces take whole pages, too. The state is joined from them.
+        let pages: usize = ranges.iter().map(|range| range.bytes).sum();
+        let bytes: usize = pieces.iter().map(|(_, _, place)| place.bytes).sum();
+        let _memory = self.reserve_scratch(pages.saturating_add(bytes))?;
         let read = BlockReader::demand(&self.store.devices).read_each(&ranges)?;
         let read: Vec<Vec<u8>> = read.into_iter().map(Result::unwrap_or_default).collect();
         let bytes_of = |((pages, skip), (_, _, place)): ((&'_ Vec<u8>, &usize), &_)| -> std::ops::Range<usize> {
@@ -161,7 +169,7 @@ impl Sequence {
         let parts: Vec<_> = read.iter().zip(&skips).zip(&pieces).map(bytes_of).collect();
         let parts = read.iter().zip(parts).zip(&pieces).map(|((pages, range), (_, _, place))| (place, &pages[range]));
         let context = (&self.identity.layout, self.store.devices.identity.checksum);
-        let (encoding, state) = match join(&found.header, parts, context) {
+        let (encoding, state) = match join((&found.header, &kind.id()), parts, context) {
             JoinedState::Whole { encoding, bytes } => (encoding, bytes),
             JoinedState::Incomplete => {
                 event!(debug, layer = at, "pieces of the stored state of a method are gone with a device");
@@ -182,7 +190,9 @@ impl Sequence {
             stored.drop_state();
             return Ok(None);
         }
-        match summary.take_state(&mut StateReader::new(&state), groups.min(layer.groups()) as usize) {
+        let mut state = StateReader::new(&state);
+        let _tables = self.reserve_scratch(summary.take_state_bytes(&state))?;
+        match summary.take_state(&mut state, groups.min(layer.groups()) as usize) {
             Ok(()) => {
                 coverage!(ClusterStateTaken);
                 self.store.activity.counters.restored_layers.add(1);
@@ -223,15 +233,15 @@ impl Sequence {
         if since > 0 && is_early() {
             return Ok(None);
         }
-        let number = former.map_or(1, |state| state.number + 1);
+        let number = next_number(former);
         let fields = StateFields { set, generation, number, method, encoding: 0, tokens };
         let mut frames = StateFrames::new(&self.store, &self.identity, fields)?;
         for (layer, summary) in layers() {
             let summary = summary.get();
             let Some(encoding) = summary.state_encoding() else { continue };
             let most = summary.state_bytes();
-            // The state, its pieces, and the frame that they are written with.
-            let _memory = self.reserve_scratch(most.saturating_mul(3))?;
+            // The state and its pieces.
+            let _memory = self.reserve_scratch(most.saturating_mul(2))?;
             let mut state = StateWriter::new();
             state.reserve(most);
             if summary.put_state(&mut state) {
@@ -285,11 +295,14 @@ impl Sequence {
         let gone = former.into_iter().flat_map(|state| state.frames);
         let released = gone.map(|frame| DerivedRelease::Reference(sequence, frame)).collect();
         let frames = written.frames.into_iter().map(|frame| (frame, written.tokens)).collect();
-        commit_derived(&self.store, &self.identity, frames, released)?;
-        if let Some(loaded) = self.selectors.loaded_of_mut(method) {
+        let outcome = commit_derived(&self.store, &self.identity, frames, released);
+        // A commit that stays queued names the state. The next one has another number, and releases it.
+        if outcome.as_ref().err().is_none_or(Error::is_queued)
+            && let Some(loaded) = self.selectors.loaded_of_mut(method)
+        {
             loaded.state = Some(state);
         }
-        Ok(())
+        outcome
     }
 
     /// Returns the state of the stored clusters of a kind that the next store may keep: its frames are still there.
@@ -318,5 +331,13 @@ mod tests {
     fn a_state_is_written_again_after_twenty_times_its_bytes() {
         assert!(is_worth(5, 100) && !is_worth(5, 99) && is_worth(0, 0));
         assert!(!is_worth(u64::MAX, u64::MAX - 1));
+    }
+
+    #[test]
+    fn the_number_after_any_number_on_a_device_is_valid() {
+        let state = |number| StoredState { tokens: 0, number, bytes: 0, frames: Vec::new(), is_outdated: true };
+        assert_eq!((next_number(None), next_number(Some(&state(6)))), (1, 7));
+        assert_eq!(next_number(Some(&state(NUMBER_MAX))), 1);
+        assert!((1..=NUMBER_MAX).contains(&next_number(Some(&state(u64::MAX)))));
     }
 }
