@@ -90,8 +90,12 @@ impl Sequence {
             writer.keep(kept.frames.iter().copied());
             Some(kept)
         });
-        let stored = writer.commit(self.stored_frames(), written)?;
-        self.selectors.cut_loaded(0);
+        let stored = writer.commit(self.stored_frames(), written);
+        // A commit that stays queued releases the earlier set. A set of the same generation must not follow it.
+        if stored.as_ref().err().is_none_or(Error::is_queued) {
+            self.selectors.cut_loaded(0);
+        }
+        let stored = stored?;
         self.load_clusters(selector, &[]);
         if let Some(loaded) = self.selectors.loaded_of_mut(&method) {
             loaded.state = state;

@@ -160,7 +160,10 @@ impl FrameSet {
     /// with. Frames that hold tokens that were cut off are left out.
     pub(super) fn share_derived(&self, catalog: &Catalog, id: SequenceId, commits: &CommitState) -> Vec<DerivedRef> {
         // A reader has the id of its sequence, which may have other clusters by now.
-        let named = catalog.derived_refs(id).filter(|_| commits.is_stored()).collect();
+        // What is stored about tokens is derived from committed ones. Bytes on a device may say otherwise.
+        let committed = catalog.sequences.get(&id).map_or(0, |own| own.tokens);
+        let known = |own: DerivedRef| DerivedRef { end: own.end.min(committed), ..own };
+        let named = catalog.derived_refs(id).filter(|_| commits.is_stored()).map(known).collect();
         let mut named = without_stale(named, |own| commits.is_stale(own.frame, own.end));
         named.extend_from_slice(&self.derived);
         named
