@@ -241,8 +241,13 @@ impl<'a> ClusterChecker<'a> {
         let state = self.state;
         let Some(layout) = state.layouts.get(&info.layout) else { return };
         let known = info.directories.iter().zip(bytes).filter_map(|(extent, bytes)| Some((extent, bytes.as_deref()?)));
-        let pieces = known.filter(|(_, bytes)| StatePiece::is_meant(bytes));
-        for (finding, place) in self.states.add(state, (id, frame), pieces, layout) {
+        let (pieces, others): (Vec<_>, Vec<_>) = known.partition(|(_, bytes)| StatePiece::is_meant(bytes));
+        if !pieces.is_empty() && !(others.is_empty() && info.pools.is_empty()) {
+            let text = "the frame holds states of methods beside pools or directories";
+            let place = (frame.location.offset(), frame.location.bytes());
+            self.push(Finding::damage(Code::ClusterState, text), (id, frame), place);
+        }
+        for (finding, place) in self.states.add(state, (id, frame), pieces.into_iter(), layout) {
             self.push(finding, (id, frame), place);
         }
     }
