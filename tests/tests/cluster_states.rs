@@ -322,6 +322,17 @@ fn a_state_that_is_damaged_or_of_another_version_is_built_again_from_keys() {
 }
 
 #[test]
+fn a_damaged_number_of_a_state_does_not_stop_the_next_one() {
+    let (mut own, _) = with_changed_state(false, |piece| piece[24..32].fill(0xff));
+    append(&mut own.sequence, 8);
+    own.commit();
+    let mut own = own.reopened();
+    assert_eq!(own.totals.states, 1);
+    attach(&mut own.sequence, "dynakv:8", false);
+    assert_eq!(own.health(), (1, 0));
+}
+
+#[test]
 fn a_fork_takes_the_state_of_its_parent_and_keeps_it() {
     let (mut own, id) = Fixture::grown("dynakv:8");
     store(&mut own.sequence, id);

@@ -3,6 +3,7 @@
 use super::selector::Swarm;
 use super::summary::{ProfiledClusters, SwarmLayer, SwarmSpec, Unactivated};
 use crate::retrieval::cluster_choice::{ChosenBy, ClusterOptions, HeadSharing};
+use crate::retrieval::cluster_state::{StateReader, StateWriter};
 use crate::retrieval::entry_selector::{EntryRequest, EntrySelector};
 use crate::retrieval::head_aggregation::HeadAggregation;
 use crate::retrieval::key_group::KeyGroup;
@@ -161,6 +162,50 @@ fn a_cluster_whose_medoid_is_cut_keeps_its_key() {
     push(&mut layer, [[0.0; 2]; 4].into_iter());
     layer.advance().unwrap();
     assert!(clusters_of(&layer, cut).is_empty());
+}
+
+#[test]
+fn a_state_with_wrong_bytes_is_an_error_or_whole() {
+    for chosen_by in [ChosenBy::Representative, ChosenBy::Members] {
+        let grow = |layer: &mut SwarmLayer, groups: usize| {
+            for group in layer.groups()..groups {
+                push(layer, (group * 4..group * 4 + 4).map(key));
+            }
+        };
+        let state = |layer: &SwarmLayer| {
+            let mut out = StateWriter::new();
+            assert!(layer.put_state(&mut out));
+            out.into_bytes()
+        };
+        let mut layer = profiled(chosen_by);
+        for group in GROUPS..GROUPS + 70 {
+            layer.record(vec![group as u32 % 7, layer.clusters().unwrap().members.len() as u32]);
+            grow(&mut layer, group + 1);
+            layer.advance().unwrap();
+        }
+        layer.record(vec![0, layer.clusters().unwrap().members.len() as u32]);
+        let (good, groups) = (state(&layer), layer.groups());
+        assert!(good.len() <= layer.state_bytes(), "{} of {}", good.len(), layer.state_bytes());
+        let take = |bytes: &[u8]| {
+            let mut other = SwarmLayer::new(SHAPE, options(8, chosen_by, false));
+            other.take_state(&mut StateReader::new(bytes), groups).map(|()| other)
+        };
+        let mut restored = take(&good).unwrap();
+        grow(&mut restored, groups);
+        assert_eq!(state(&restored), good);
+        (0..good.len()).step_by(13).for_each(|end| assert!(take(&good[..end]).is_err(), "cut at {end}"));
+        for at in (0..good.len()).step_by(11) {
+            for value in [0, 1, 0x7f, 0x80, 0xff] {
+                let mut bytes = good.clone();
+                bytes[at] = value;
+                if let Ok(mut other) = take(&bytes) {
+                    grow(&mut other, groups + 2);
+                    other.advance().unwrap();
+                    other.truncate(groups / 2);
+                }
+            }
+        }
+    }
 }
 
 #[test]
