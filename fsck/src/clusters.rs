@@ -242,7 +242,8 @@ impl<'a> ClusterChecker<'a> {
         let Some(layout) = state.layouts.get(&info.layout) else { return };
         let known = info.directories.iter().zip(bytes).filter_map(|(extent, bytes)| Some((extent, bytes.as_deref()?)));
         let (pieces, others): (Vec<_>, Vec<_>) = known.partition(|(_, bytes)| StatePiece::is_meant(bytes));
-        if !pieces.is_empty() && !(others.is_empty() && info.pools.is_empty()) {
+        let holds_more = !others.is_empty() || !info.pools.is_empty();
+        if !pieces.is_empty() && holds_more {
             let text = "the frame holds states of methods beside pools or directories";
             let place = (frame.location.offset(), frame.location.bytes());
             self.push(Finding::damage(Code::ClusterState, text), (id, frame), place);
