@@ -46,16 +46,40 @@ pub(crate) struct StoredList {
 pub(super) struct FrameTable<'a> {
     pub(super) frames: Vec<FrameId>,
     /// Returns the pages of 4096 bytes of a derived frame of the sequence, and the end of its tokens.
-    pub(super) known: &'a dyn Fn(FrameId) -> Option<(u32, u64)>,
+    known: &'a dyn Fn(FrameId) -> Option<(u32, u64)>,
+    /// The frame that was looked up last. Neighbouring pages are often in one frame.
+    last: Option<(FrameId, Option<NamedFrame>)>,
 }
 
-impl FrameTable<'_> {
-    fn index(&mut self, frame: FrameId) -> u32 {
-        let at = self.frames.iter().rposition(|known| *known == frame).unwrap_or_else(|| {
-            self.frames.push(frame);
-            self.frames.len() - 1
+/// A frame of a [`FrameTable`].
+#[derive(Clone, Copy)]
+struct NamedFrame {
+    /// Its index in the table.
+    index: u32,
+    /// Its pages of 4096 bytes.
+    pages: u32,
+    token_end: u64,
+}
+
+impl<'a> FrameTable<'a> {
+    /// Returns a table that begins with `frames`.
+    pub(super) fn new(frames: Vec<FrameId>, known: &'a dyn Fn(FrameId) -> Option<(u32, u64)>) -> Self {
+        Self { frames, known, last: None }
+    }
+
+    fn find(&mut self, frame: FrameId) -> Option<NamedFrame> {
+        if let Some((_, found)) = self.last.filter(|(last, _)| *last == frame) {
+            return found;
+        }
+        let found = (self.known)(frame).map(|(pages, token_end)| {
+            let index = self.frames.iter().rposition(|known| *known == frame).unwrap_or_else(|| {
+                self.frames.push(frame);
+                self.frames.len() - 1
+            });
+            NamedFrame { index: index as u32, pages, token_end }
         });
-        at as u32
+        self.last = Some((frame, found));
+        found
     }
 }
 
@@ -96,7 +120,7 @@ impl StoredList {
                 list.add(page, end, frames, &mut found)?;
             }
         }
-        list.index(found, first.header().tokens.get().min(end));
+        list.index(&found, first.header().tokens.get().min(end));
         Ok(list)
     }
 
@@ -108,7 +132,7 @@ impl StoredList {
         frames: &mut FrameTable<'_>,
         found: &mut Vec<(u32, u32)>,
     ) -> Result<(), String> {
-        let Some((pages, token_end)) = (frames.known)(frame) else { return Ok(()) };
+        let Some(NamedFrame { index, pages, token_end }) = frames.find(frame) else { return Ok(()) };
         if page.page + self.geometry.disk_pages() > pages {
             return Err(format!("page {} of frame {frame}, which has {pages} pages", page.page));
         }
@@ -119,22 +143,25 @@ impl StoredList {
         let own = (0..).zip(tokens).filter(|(_, token)| u64::from(**token) < end.min(token_end));
         found.extend(own.map(|(slot, token): (u32, _)| (*token, (number as u32) << SLOT_BITS | slot)));
         let ClusterPage { page, valid, checksum, .. } = page;
-        self.pages.push(StoredPage { frame: frames.index(frame), page, valid, checksum });
+        self.pages.push(StoredPage { frame: index, page, valid, checksum });
         Ok(())
     }
 
-    /// Sorts places by token.
-    fn index(&mut self, mut found: Vec<(u32, u32)>, tokens: u64) {
-        found.sort_unstable();
-        self.starts = Vec::with_capacity(tokens as usize + 1);
-        let mut at = 0;
-        for token in 0..=tokens {
-            at += found[at..].partition_point(|(other, _)| u64::from(*other) < token);
-            self.starts.push(at as u32);
+    /// Sorts places by token. `found` has them in the order of pages and slots.
+    fn index(&mut self, found: &[(u32, u32)], tokens: u64) {
+        let tokens = tokens as usize;
+        let known = || found.iter().filter(|(token, _)| (*token as usize) < tokens);
+        self.starts = vec![0; tokens + 1];
+        known().for_each(|(token, _)| self.starts[*token as usize + 1] += 1);
+        self.has_replicas = self.starts.iter().any(|count| *count > 1);
+        (0..tokens).for_each(|at| self.starts[at + 1] += self.starts[at]);
+        self.places = vec![0; self.starts[tokens] as usize];
+        let mut next = self.starts.clone();
+        for (token, place) in known() {
+            let at = &mut next[*token as usize];
+            self.places[*at as usize] = *place;
+            *at += 1;
         }
-        found.truncate(at);
-        self.has_replicas = self.starts.windows(2).any(|own| own[1] - own[0] > 1);
-        self.places = found.into_iter().map(|(_, place)| place).collect();
         self.pages.shrink_to_fit();
     }
 
@@ -167,7 +194,7 @@ impl StoredList {
 
 /// Returns the most bytes that a directory with these entries and tokens takes while it is read, and later.
 pub(super) fn bytes_for(entries: u64, tokens: u64) -> u64 {
-    entries.saturating_mul(24).saturating_add(tokens.saturating_mul(4))
+    entries.saturating_mul(24).saturating_add(tokens.saturating_mul(8))
 }
 
 /// Returns the clusters of all pieces, each with its table.
@@ -191,15 +218,18 @@ fn positions<'a>(
 }
 
 /// Returns the pages of a cluster, each with the tokens of its entries. The last tokens may be in no page.
-fn with_entries<'a>(table: &'a ClusterTable<'a>, cluster: &Cluster<'a>, mut tokens: &'a [u32]) -> Vec<PageEntries<'a>> {
-    let pages = cluster.pages().map(|page| {
+fn with_entries<'a>(
+    table: &'a ClusterTable<'a>,
+    cluster: &Cluster<'a>,
+    mut tokens: &'a [u32],
+) -> impl Iterator<Item = PageEntries<'a>> {
+    cluster.pages().map(move |page| {
         let (own, rest) = tokens.split_at(tokens.len().min(page.valid as usize));
         tokens = rest;
         // The piece was checked, so the index is in its table.
         let frame = table.frames().get(page.frame).map_or(0, |frame| frame.get());
         (page, FrameId(frame), own)
-    });
-    pages.collect()
+    })
 }
 
 /// Checks that the pieces of a directory are complete and agree with each other.
@@ -243,10 +273,10 @@ impl StoredList {
         let places = pages.iter().zip(0_u32..).flat_map(|((_, own), page)| {
             own.iter().zip(0..).map(move |(token, slot): (&u32, u32)| (*token, page << SLOT_BITS | slot))
         });
-        let found = places.collect();
+        let found: Vec<(u32, u32)> = places.collect();
         let pages = pages.iter().map(|(page, _)| *page).collect();
         let mut list = Self { heads, geometry, pages, starts: Vec::new(), places: Vec::new(), has_replicas: false };
-        list.index(found, tokens);
+        list.index(&found, tokens);
         list
     }
 }

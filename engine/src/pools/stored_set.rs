@@ -130,7 +130,7 @@ impl StoredSet {
             let Ok(geometry) = layout.kv_layer(usize::from(layer)) else { continue };
             let empty = || StoredLayer { lists: Vec::new(), frames: Vec::new() };
             let own = set.layers.entry(usize::from(layer)).or_insert_with(empty);
-            let mut frames = FrameTable { frames: std::mem::take(&mut own.frames), known };
+            let mut frames = FrameTable::new(std::mem::take(&mut own.frames), known);
             let read = StoredList::read(&pieces, geometry, (layout.dtype(), end), &mut frames);
             own.frames = frames.frames;
             match read {

@@ -61,7 +61,7 @@ fn directories(clusters: &LayerClusters) -> Vec<Vec<Vec<u8>>> {
 fn read(clusters: &LayerClusters, known: &[u64], end: u64) -> StoredLayer {
     let layout = layout();
     let exists = |frame: FrameId| known.contains(&frame.0).then_some((FRAME_PAGES, u64::MAX));
-    let mut frames = FrameTable { frames: Vec::new(), known: &exists };
+    let mut frames = FrameTable::new(Vec::new(), &exists);
     let lists = directories(clusters).into_iter().map(|pieces| {
         let pieces: Vec<DirectoryPiece<'_>> =
             pieces.iter().map(|piece| DirectoryPiece::verify(piece, &layout, 0).expect("a piece")).collect();
@@ -187,7 +187,7 @@ fn a_directory_that_is_incomplete_or_names_pages_beyond_its_frame_is_dropped() {
         pieces.iter().map(|piece| DirectoryPiece::verify(piece, &layout, 0).expect("a piece")).collect();
     let dropped = |pieces: &[DirectoryPiece<'_>], pages| {
         let exists = |_| Some((pages, u64::MAX));
-        let mut frames = FrameTable { frames: Vec::new(), known: &exists };
+        let mut frames = FrameTable::new(Vec::new(), &exists);
         StoredList::read(pieces, &GEOMETRY, (DTYPE, 16), &mut frames).expect_err("a directory that breaks a rule")
     };
     assert!(dropped(&pieces[..1], FRAME_PAGES).contains("clusters"));

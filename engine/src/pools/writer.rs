@@ -326,7 +326,11 @@ impl<'a> PoolWriter<'a> {
         Ok(())
     }
 
-    fn write_directories(&mut self) -> Result<()> {
+    /// Writes the directories that are in no frame yet.
+    ///
+    /// # Errors
+    /// As [`Self::layer`].
+    pub(crate) fn write_directories(&mut self) -> Result<()> {
         let pieces = std::mem::take(&mut self.pieces);
         if pieces.is_empty() {
             return Ok(());
@@ -368,7 +372,9 @@ impl<'a> PoolWriter<'a> {
     pub(crate) fn version(&self) -> (u64, u64) {
         // Ids of frames are never used again, so no two sets have the same number.
         let first = || self.frames.first().map_or(1, |frame| frame.id.0);
-        self.earlier.map_or_else(|| (first(), 1), |(set, before)| (set, before + 1))
+        // A damaged header may hold the largest generation. The set that follows it is a new one.
+        let next = self.earlier.and_then(|(set, before)| Some((set, before.checked_add(1)?)));
+        next.unwrap_or_else(|| (first(), 1))
     }
 
     /// Keeps frames of the sequence that hold states.

@@ -80,6 +80,8 @@ impl Sequence {
             let written = writer.layer(layer, clusters, pages.as_ref().map(|(_, pages)| pages), &source);
             written.map_err(|e| e.during(format!("layer {layer}")))?;
         }
+        // The clusters come first: a store that is nearly full keeps them without a state.
+        writer.write_directories()?;
         let former = self.kept_state(&method).filter(|_| earlier.is_some());
         let written = self.write_states((slot, &method), writer.version(), (former.as_ref(), 0)).unwrap_or_else(|e| {
             event!(warn, cause = e, "the state of a method is not stored");
