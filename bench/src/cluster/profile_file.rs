@@ -24,12 +24,12 @@ pub(super) fn load(path: &Path, layers: &[usize]) -> Result<Vec<LayerTrace>> {
     each_layer(path, layers, &load_layer)
 }
 
-/// Reads the recorded queries of all layers, each `[query_heads, head_dim]`.
+/// Reads the recorded queries of the layers, each `[query_heads, head_dim]`.
 ///
 /// # Errors
 /// As [`load`], or the profile has no queries.
-pub(super) fn load_queries(path: &Path) -> Result<Vec<Vec<Vec<f32>>>> {
-    each_layer(path, &[], &|file, layer| {
+pub(super) fn load_queries(path: &Path, layers: &[usize]) -> Result<Vec<Vec<Vec<f32>>>> {
+    each_layer(path, layers, &|file, layer| {
         let name = format!("layers.{layer}.queries");
         let tensor = file.tensor(&name).with_context(|| format!("tensor {name}"))?;
         let &[_, heads, dim] = tensor.shape() else { bail!("layer {layer}: queries have no 3 axes") };
@@ -140,7 +140,7 @@ mod tests {
         assert_eq!(layers, [expected]);
         assert_eq!(layers[0].joined_keys(), (0..12).map(|x| x as f32).collect::<Vec<_>>());
         assert_eq!((layers[0].activated_per_query(), layers[0].co_activation().unwrap().queries()), (1.0, 3));
-        assert_eq!(load_queries(file.path()).unwrap(), [[[0.5, 0.25], [2.0, 4.0], [8.0, 16.0]]]);
+        assert_eq!(load_queries(file.path(), &[]).unwrap(), [[[0.5, 0.25], [2.0, 4.0], [8.0, 16.0]]]);
     }
 
     #[test]

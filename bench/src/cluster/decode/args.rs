@@ -35,6 +35,9 @@ pub(crate) struct ClusterDecodeArgs {
     /// A file of `kvrun profile`. Without it, topics are planted.
     #[arg(long, value_name = "FILE")]
     pub(super) file: Option<PathBuf>,
+    /// Layers of the file, separated by commas. Without it, all layers are measured.
+    #[arg(long, value_delimiter = ',', requires = "file")]
+    pub(super) layer: Vec<usize>,
     #[command(flatten)]
     pub(super) planted: PlantedArgs,
     #[command(flatten)]

@@ -49,7 +49,8 @@ impl DecodeWorkload {
 
     fn of_file(args: &ClusterDecodeArgs) -> Result<Self> {
         let path = args.file.as_deref().unwrap_or_else(|| std::path::Path::new(""));
-        let (traces, queries) = (profile_file::load(path, &[])?, profile_file::load_queries(path)?);
+        let (traces, queries) =
+            (profile_file::load(path, &args.layer)?, profile_file::load_queries(path, &args.layer)?);
         let (heads, dim, entries) = (traces[0].heads.len(), traces[0].dim, traces[0].entries);
         let is_like = |shape: (usize, usize)| shape == (heads, dim);
         ensure!(traces.iter().all(|own| is_like((own.heads.len(), own.dim))), "layers of several shapes");
