@@ -12,6 +12,7 @@ stratakv_tests::on_threads!(
     a_device_that_fails_beside_a_full_manifest_is_given_up,
     the_last_device_gets_its_second_manifest_when_there_is_room,
     a_device_stays_as_long_as_it_alone_can_have_the_manifest,
+    a_removal_that_is_interrupted_leaves_a_store_that_opens,
 );
 
 fn shape() -> SequenceShape {
@@ -138,4 +139,37 @@ fn a_device_stays_as_long_as_it_alone_can_have_the_manifest(threads: Option<usiz
     let store = simulation.open_on(options(threads), &[1]).expect("the other device");
     (1..4).for_each(|name| check(&store, name));
     write(&store, 9, 1).expect("written");
+}
+
+/// The checkpoint of the first change finds no space, and the power fails later in the removal. The store opens with
+/// the device or without it.
+fn a_removal_that_is_interrupted_leaves_a_store_that_opens(threads: Option<usize>) {
+    let (mut stayed, mut left) = (0, 0);
+    for case in 0..1800 {
+        let (commits, full, crash) = (1 + case % 5, case / 5 % 12, case / 60 * 5);
+        let simulation = Simulation::new(&geometry(3, 1 << 20), case);
+        let store = simulation.open(options(threads)).expect("a store");
+        (0..commits).for_each(|name| write(&store, name, 1).expect("a durable sequence"));
+        simulation.set_faults(Faults { full: Some(full), ..Faults::default() });
+        simulation.crash_in(crash);
+        let removed = store.remove_device(2).is_ok();
+        simulation.crash();
+        drop(store);
+        simulation.restart();
+        let mut disks = vec![0, 1, 2];
+        let store = loop {
+            match simulation.open_on(options(threads), &disks) {
+                // The device left, or failed and was given up.
+                Err(e) if e.kind() == ErrorKind::StaleDevice => {
+                    disks.retain(|disk| !e.to_string().contains(&format!("simulated-{disk}:")));
+                }
+                Err(e) => panic!("case {case}, {commits} commits, full at {full}, cut at {crash}, {disks:?}: {e:?}"),
+                Ok(store) => break store,
+            }
+        };
+        assert!(!removed || !disks.contains(&2), "case {case}: the device is back");
+        *(if disks.contains(&2) { &mut stayed } else { &mut left }) += 1;
+        (0..commits).for_each(|name| check(&store, name));
+    }
+    assert!(stayed > 100 && left > 100, "{stayed} stayed, {left} left");
 }

@@ -12,6 +12,7 @@
 //! - A device that failed takes nothing more. The others go on without it.
 //! - Until `give_way`, a new generation changes nothing: a full device breaks nothing.
 //! - Spare files are kept, so that a checkpoint finds space on a full device.
+//! - Superblocks get a new membership epoch only if every member gets it.
 //!
 //! The committer holds the manifest's lock around every call.
 
@@ -553,7 +554,13 @@ impl ManifestLog {
             m::Superseded { generation: U64::new(next.place.generation), nonce: U64::new(next.place.nonce) };
         last.push(Kind::Superseded, &superseded, &[]);
         all_well(self.append(devices, &last)?)?;
-        next.set_epoch(self.next_epoch);
+        // A device that is gone is still a member of `next`. If all other slots had a newer epoch, an open with the
+        // device would refuse it as stale, and one without it would miss it.
+        if self.gone.is_empty() {
+            next.set_epoch(self.next_epoch);
+        } else {
+            next.set_next_epoch(self.next_epoch);
+        }
         next.name_in_superblocks(devices, STATE_OPEN)?;
         self.files.clear();
         for (device, copy) in copies(devices, &self.gone) {
@@ -601,7 +608,7 @@ impl ManifestLog {
         (self.epoch, self.next_epoch) = (epoch, epoch);
     }
 
-    /// Sets the membership epoch from the next generation on.
+    /// Sets the membership epoch from the next generation on that is written to every member.
     pub(crate) fn set_next_epoch(&mut self, epoch: u64) {
         self.next_epoch = epoch;
     }
