@@ -13,6 +13,7 @@ stratakv_tests::on_threads!(
     the_last_device_gets_its_second_manifest_when_there_is_room,
     a_device_stays_as_long_as_it_alone_can_have_the_manifest,
     a_removal_that_is_interrupted_leaves_a_store_that_opens,
+    a_full_device_keeps_space_for_the_manifest,
 );
 
 fn shape() -> SequenceShape {
@@ -172,4 +173,45 @@ fn a_removal_that_is_interrupted_leaves_a_store_that_opens(threads: Option<usize
         (0..commits).for_each(|name| check(&store, name));
     }
     assert!(stayed > 100 && left > 100, "{stayed} stayed, {left} left");
+}
+
+/// A generation was smaller than its spare files when the power failed. The open writes the next generation into them.
+/// The space of the smaller files is then kept for the generation after it, also if segments fill the device.
+fn a_full_device_keeps_space_for_the_manifest(threads: Option<usize>) {
+    for case in 0..60 {
+        let simulation = Simulation::new(&geometry(1, 1 << 24), case);
+        let store = simulation.open(options(threads)).expect("a store");
+        let mut kept: Vec<u64> = (0..20).collect();
+        kept.iter().for_each(|name| write(&store, *name, 1).expect("space"));
+        simulation.crash();
+        drop(store);
+        simulation.restart();
+        let bytes_of = |file: &str| simulation.contents(0, file).map(|bytes| bytes.len());
+        let spare = || {
+            let slot = simulation.contents(0, "superblock").expect("a superblock");
+            let newest = stratakv_format::superblock::newest(&slot).expect("a slot").into_inner();
+            [0, 1].map(|copy| format!("manifest/{:016x}-{copy}", newest.manifest_generation.get() + 1))
+        };
+        for file in spare() {
+            let bytes = bytes_of(&file).expect("a spare file") + (1 + case as usize % 12) * PAGE as usize;
+            simulation.replace(0, &file, &vec![0; bytes]);
+        }
+        simulation.resize(simulation.bytes(0) + case / 12 * PAGE);
+        for life in 0..3 {
+            let store = simulation.open(options(threads)).unwrap_or_else(|e| panic!("case {case}, life {life}: {e:?}"));
+            kept.iter().for_each(|name| check(&store, *name));
+            for name in (life + 1) * 1000.. {
+                match write(&store, name, 1) {
+                    Ok(()) => kept.push(name),
+                    Err(e) if e.kind() == ErrorKind::NoSpace => break,
+                    Err(e) => panic!("case {case}, life {life}: {e:?}"),
+                }
+            }
+            let there = spare().map(|file| bytes_of(&file).unwrap_or(0));
+            assert!(there[0].min(there[1]) >= 4 * PAGE as usize, "case {case}, life {life}: {there:?}");
+            simulation.crash();
+            drop(store);
+            simulation.restart();
+        }
+    }
 }

@@ -202,6 +202,10 @@ fn start_generation(
     let mut next = ManifestLog::create(devices, &start, &state)?;
     next.set_epoch(next_epoch);
     next.name_in_superblocks(devices, STATE_OPEN)?;
+    // On a full device, segments would take the space of removed files before new ones are kept.
+    if next.file_bytes() <= limit {
+        next.keep_files_of(devices, place.generation)?;
+    }
     Ok(next)
 }
 

@@ -219,6 +219,24 @@ pub(super) fn take_file(
     }
 }
 
+/// Takes the spare file of this name with `wanted` bytes. If its device has less, takes the file as it is, or creates
+/// it with all that the device has. Returns the file and its bytes, or `None` if the device is full.
+pub(super) fn take_spare(directory: &dyn Directory, name: &str, wanted: u64) -> Result<Option<(Arc<DeviceFile>, u64)>> {
+    let if_space = |taken: Result<_>| match taken {
+        Err(e) if e.kind() == ErrorKind::NoSpace => Ok(None),
+        taken => taken.map(Some),
+    };
+    if let Some(taken) = if_space(take_file(directory, name, wanted, 0))? {
+        return Ok(Some(taken));
+    }
+    // Segments would take this space, and the next checkpoint would find none.
+    let bytes = directory.space().map_or(0, |space| space.available) / PAGE_BYTES as u64 * PAGE_BYTES as u64;
+    if bytes == 0 || bytes >= wanted {
+        return Ok(None);
+    }
+    if_space(directory.create_file(name, bytes).map(|file| (file, bytes)))
+}
+
 /// Returns the pages that records take as batches of at most `batch_bytes` bytes of records.
 pub(super) fn pages_of(records: &RecordBuffer, batch_bytes: usize) -> u64 {
     let header = size_of::<m::BatchHeader>();

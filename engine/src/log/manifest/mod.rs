@@ -28,7 +28,7 @@ use crate::io::coverage;
 use crate::io::file::device_file::DeviceFile;
 use crate::io::file::directory::Access;
 use crate::io::planted;
-use files::{affordable, copies, half, kept_bytes, pages_of, room_for_copy, sizes_of_copies, take_file};
+use files::{affordable, copies, half, kept_bytes, pages_of, room_for_copy, sizes_of_copies, take_file, take_spare};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage};
@@ -382,7 +382,7 @@ impl ManifestLog {
 
     /// Keeps spare files for the next generation, as large as the files of this one, within `allowed` bytes.
     ///
-    /// A device that is too full keeps what it has.
+    /// A device that is too full gives what it has.
     pub(crate) fn keep_spare(&mut self, devices: &Devices, allowed: u64) -> Result<()> {
         let len = self.shortest();
         let mut files = Vec::new();
@@ -400,16 +400,11 @@ impl ManifestLog {
                 kept.push(0);
                 continue;
             }
-            match take_file(directory, &name, wanted, 0) {
-                Ok((file, len)) => {
-                    if len != there {
-                        directory.sync_small(&file)?;
-                    }
-                    kept.push(len);
-                }
-                Err(e) if e.kind() == ErrorKind::NoSpace => kept.push(there),
-                Err(e) => return Err(e),
+            let taken = take_spare(directory, &name, wanted)?;
+            if let Some((file, _)) = taken.as_ref().filter(|(_, len)| *len != there) {
+                directory.sync_small(file)?;
             }
+            kept.push(taken.map_or(there, |(_, len)| len));
             directory.sync_dir(m::DIRECTORY)?;
         }
         self.set_spare(&kept);
@@ -563,17 +558,23 @@ impl ManifestLog {
         }
         next.name_in_superblocks(devices, STATE_OPEN)?;
         self.files.clear();
-        for (device, copy) in copies(devices, &self.gone) {
-            let directory = &devices.get(device)?.directory;
-            let old = m::file_name(self.place.generation, copy);
-            match directory.rename(&old, &m::file_name(next.place.generation + 1, copy)) {
-                // The device holds a copy from the new generation on only.
+        next.keep_files_of(devices, self.place.generation)?;
+        next.spare_bytes = self.bytes;
+        *self = next;
+        Ok(())
+    }
+
+    /// Keeps the files of a generation that this one replaced, for the next one. Every superblock must name this one.
+    pub(crate) fn keep_files_of(&self, devices: &Devices, generation: u64) -> Result<()> {
+        for (device, copy) in &self.held {
+            let directory = &devices.get(*device)?.directory;
+            let old = m::file_name(generation, *copy);
+            match directory.rename(&old, &m::file_name(self.place.generation + 1, *copy)) {
+                // The device holds a copy from this generation on only.
                 Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
                 _ => {}
             }
         }
-        next.spare_bytes = self.bytes;
-        *self = next;
         Ok(())
     }
 
