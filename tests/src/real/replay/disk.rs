@@ -1,13 +1,16 @@
-//! A block device in memory that logs its requests: a FUSE file system of two files, each used by a loop device.
+//! Block devices in memory that log their requests: each is a FUSE file system of two files, each used by a loop
+//! device.
 //!
 //! - `disk` logs every write, discard and flush at its completion. It refuses requests that are not aligned to sectors,
 //!   and fails one request on demand.
-//! - `image` is a state that a power failure may have left on `disk`. [`Device::cut`] replaces it and discards what was
-//!   written to it.
+//! - `image` is a state that a power failure may have left on `disk`. [`Devices::cut`] replaces it
+//!   and discards what was written to it.
 //!
-//! How [`Device::cut`] makes an image of the first `cut` requests:
-//! 1. Everything up to the last flush among them is durable and is applied in order.
-//! 2. The requests after it are applied not at all, all, as a prefix, as a random subset, or torn.
+//! The requests of all devices of a recording are numbered in the order in which they complete.
+//!
+//! How [`Devices::cut`] makes the images of the first `cut` requests, for each device:
+//! 1. Everything up to the device's last flush among them is durable and is applied in order.
+//! 2. Its requests after that are applied not at all, all, as a prefix, as a random subset, or torn.
 
 use crate::rng::Rng;
 use fuser::{
@@ -16,6 +19,7 @@ use fuser::{
 };
 use std::collections::HashMap;
 use std::ffi::OsStr;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -123,71 +127,103 @@ pub(super) enum Fault {
 struct DeviceState {
     bytes: u64,
     disk: Pages,
-    /// The content of `disk` after the first `durable_at` requests of the log.
+    /// The content of `disk` after the first `durable_at` entries of the log.
     durable: Pages,
     durable_at: usize,
-    log: Option<Vec<DeviceRequest>>,
+    /// The requests, each with its number.
+    log: Option<Vec<(usize, DeviceRequest)>>,
     fault: Option<Fault>,
     fault_hit: bool,
     misaligned: u64,
     image: Pages,
 }
 
-/// A handle to the device. Clones share its state.
-#[derive(Clone, Default)]
-pub(super) struct Device(Arc<Mutex<DeviceState>>);
+/// The devices of a recording.
+pub(super) struct Devices(Vec<Device>);
+
+impl Devices {
+    /// Returns `count` devices of `bytes` bytes.
+    pub(super) fn new(count: usize, bytes: u64) -> Self {
+        let next = Arc::new(AtomicUsize::new(0));
+        let state = || Arc::new(Mutex::new(DeviceState { bytes, ..DeviceState::default() }));
+        Self((0..count).map(|_| Device { state: state(), next: Arc::clone(&next) }).collect())
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Device> {
+        self.0.iter()
+    }
+
+    /// Begins the logs. Everything written before is durable. The fault is of the device with this index.
+    pub(super) fn record(&self, fault: Option<(usize, Fault)>) {
+        for (index, device) in self.0.iter().enumerate() {
+            device.record(fault.filter(|(own, _)| *own == index).map(|(_, fault)| fault));
+        }
+    }
+
+    /// Cancels a fault that has not struck. Returns whether it struck.
+    pub(super) fn stop(&self) -> bool {
+        self.0.iter().fold(false, |struck, device| struck | device.stop())
+    }
+
+    /// Returns the number of logged requests.
+    pub(super) fn position(&self) -> usize {
+        self.0.first().map_or(0, |device| device.next.load(Ordering::Acquire))
+    }
+
+    /// Returns the number of requests that were not whole sectors.
+    pub(super) fn misaligned(&self) -> u64 {
+        self.0.iter().map(|device| device.state().misaligned).sum()
+    }
+
+    /// Makes each `image` a state that a power failure after `cut` requests may leave. It holds everything that a flush
+    /// covered, and any part of the rest. `cut` must not decrease from one call to the next. Returns whether writes
+    /// are torn.
+    pub(super) fn cut(&self, cut: usize, rng: &mut Rng) -> bool {
+        self.0.iter().fold(false, |torn, device| torn | device.cut(cut, rng))
+    }
+}
+
+/// A handle to a device. Clones share its state.
+#[derive(Clone)]
+pub(super) struct Device {
+    state: Arc<Mutex<DeviceState>>,
+    /// The number of the next request of any device of the recording.
+    next: Arc<AtomicUsize>,
+}
 
 impl Device {
-    pub(super) fn new(bytes: u64) -> Self {
-        Self(Arc::new(Mutex::new(DeviceState { bytes, ..DeviceState::default() })))
-    }
-
     fn state(&self) -> MutexGuard<'_, DeviceState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins the log. Everything written before is durable.
-    pub(super) fn record(&self, fault: Option<Fault>) {
+    fn record(&self, fault: Option<Fault>) {
         let mut state = self.state();
         state.durable = state.disk.clone();
         (state.durable_at, state.log, state.fault, state.fault_hit) = (0, Some(Vec::new()), fault, false);
     }
 
-    /// Cancels a fault that has not struck. Returns whether it struck.
-    pub(super) fn stop(&self) -> bool {
+    fn stop(&self) -> bool {
         let mut state = self.state();
         state.fault = None;
         state.fault_hit
     }
 
-    /// Returns the number of logged requests.
-    pub(super) fn position(&self) -> usize {
-        self.state().log.as_ref().map_or(0, Vec::len)
-    }
-
-    /// Returns the number of requests that were not whole sectors.
-    pub(super) fn misaligned(&self) -> u64 {
-        self.state().misaligned
-    }
-
-    /// Makes `image` a state that a power failure after `cut` requests may leave. It holds everything that a flush
-    /// covered, and any part of the rest. `cut` must not decrease from one call to the next. Returns whether writes
-    /// are torn.
-    pub(super) fn cut(&self, cut: usize, rng: &mut Rng) -> bool {
+    fn cut(&self, cut: usize, rng: &mut Rng) -> bool {
         let mut state = self.state();
         let DeviceState { durable, durable_at, log, image, .. } = &mut *state;
         let Some(log) = log else { return false };
-        let cut = cut.min(log.len());
-        while let Some(next) = log[*durable_at..cut].iter().position(|entry| matches!(entry, DeviceRequest::Flush)) {
+        let cut = log.partition_point(|(number, _)| *number < cut);
+        let is_flush = |(_, entry): &(usize, DeviceRequest)| matches!(entry, DeviceRequest::Flush);
+        while let Some(next) = log[*durable_at..cut].iter().position(is_flush) {
             let end = *durable_at + next + 1;
-            log[*durable_at..end].iter().for_each(|entry| entry.apply(durable, None));
+            log[*durable_at..end].iter().for_each(|(_, entry)| entry.apply(durable, None));
             *durable_at = end;
         }
         image.0.clear();
         let rest = &log[*durable_at..cut];
         let shape = rng.below(5);
         let front = rng.below(rest.len() + 1);
-        for (index, entry) in rest.iter().enumerate() {
+        for (index, (_, entry)) in rest.iter().enumerate() {
             match shape {
                 0 => {}
                 1 => entry.apply(image, Some(durable)),
@@ -268,7 +304,7 @@ impl Device {
         }
         entry.apply(disk, None);
         if let Some(log) = log {
-            log.push(entry);
+            log.push((self.next.fetch_add(1, Ordering::AcqRel), entry));
         }
         Ok(())
     }

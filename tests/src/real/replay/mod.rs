@@ -1,8 +1,9 @@
-//! Power failures of a block device under a real file system and the real driver.
+//! Power failures of block devices under real file systems and the real driver.
 //!
-//! 1. A recording makes a file system on the device of `disk`, works on a store, and logs every write and flush.
-//! 2. Each image is a state that a power failure at a random request may have left.
-//! 3. The image is mounted, checked with kvfsck, opened, and compared with the reports before that request.
+//! 1. A recording makes a file system on each device of `disk`, works on a store, and logs every write and flush. Each
+//!    device directory of the store has a file system of its own, as on independent disks.
+//! 2. Each image is a state of all devices that a power failure at a random request may have left.
+//! 3. The images are mounted, checked with kvfsck, opened, and compared with the reports before that request.
 
 mod disk;
 
@@ -10,7 +11,7 @@ use super::mount::{Loop, Mounted, call};
 use super::{Job, LedgerEntry, WorkerReport, apply_report, catch_panic, check_store, work, worker};
 use crate::disk::{check, device_dirs};
 use crate::rng::Rng;
-use disk::{Device, Fault};
+use disk::{Devices, Fault};
 use kvfsck::{Code, Severity};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -114,34 +115,38 @@ fn one_recording(
         std::fs::create_dir(&path).map_err(failed(name))?;
         Ok(path)
     };
-    let (fuse, mounted_at, image_at) = (place("fuse")?, place("mounted")?, place("image")?);
-    // An xfs needs at least 300 MiB. The device takes memory only for written pages.
-    let device = Device::new(if file_system == "xfs" { 320 << 20 } else { 96 << 20 });
-    let _session = Session(Some(
-        fuser::spawn_mount(device.clone(), &fuse, &fuser::Config::default()).map_err(failed("a FUSE mount"))?,
-    ));
+    let kind = StoreKind { devices: 1 + (seed % 2) as usize, limited: seed.is_multiple_of(3) };
+    // An xfs needs at least 300 MiB. A device takes memory only for written pages.
+    let devices = Devices::new(kind.devices, if file_system == "xfs" { 320 << 20 } else { 96 << 20 });
+    let (mut places, mut sessions) = (Vec::new(), Vec::new());
+    for (index, device) in devices.iter().enumerate() {
+        let path = |name: &str| place(&format!("{name}-{index}"));
+        let own = DevicePaths { fuse: path("fuse")?, mounted: path("mounted")?, image: path("image")? };
+        let session = fuser::spawn_mount(device.clone(), &own.fuse, &fuser::Config::default());
+        sessions.push(Session(Some(session.map_err(failed("a FUSE mount"))?)));
+        places.push(own);
+    }
     let mut rng = Rng(seed);
     set_mutant(plan.mutant);
     let failed_before = outcome.recordings.1;
-    let kind = StoreKind { devices: 1 + (seed % 2) as usize, limited: seed.is_multiple_of(3) };
-    let lines = record((file_system, kind), &device, &fuse.join("disk"), &mounted_at, &mut rng, outcome);
+    let lines = record((file_system, kind), &devices, &places, &mut rng, outcome);
     set_mutant(None);
     let lines = lines?;
     let faulty = outcome.recordings.1 > failed_before;
-    if device.misaligned() > 0 {
-        return Err(format!("{} requests were not whole sectors", device.misaligned()));
+    if devices.misaligned() > 0 {
+        return Err(format!("{} requests were not whole sectors", devices.misaligned()));
     }
-    let end = device.position();
+    let end = devices.position();
     let mut cuts: Vec<usize> = (0..images).map(|_| rng.below(end + 1)).collect();
     cuts.sort_unstable();
     for (nth, cut) in cuts.into_iter().enumerate() {
         if stop.load(Ordering::Relaxed) {
             break;
         }
-        let torn = device.cut(cut, &mut rng);
+        let torn = devices.cut(cut, &mut rng);
         let mut known = BTreeMap::new();
-        let mounted = Loop::new(&fuse.join("image")).and_then(|device| Mounted::new(device, file_system, &image_at));
-        let mounted = match mounted {
+        let mount = |own: &DevicePaths| Mounted::new(Loop::new(&own.fuse.join("image"))?, file_system, &own.image);
+        let mounted = match places.iter().map(mount).collect::<Result<Vec<_>, _>>() {
             // The failed request may have been metadata of the file system. XFS expects that a block of its metadata
             // is not torn.
             Err(_) if faulty || torn => {
@@ -152,7 +157,7 @@ fn one_recording(
         };
         let reported = lines.iter().take_while(|(at, _)| *at <= cut);
         reported.clone().for_each(|(_, line)| apply_report(&mut known, *line));
-        if let Err(e) = check_image(mounted, kind, faulty, &mut known) {
+        if let Err(e) = check_images(mounted, kind.limited, faulty, &mut known) {
             let last: Vec<String> = reported.map(|(at, line)| format!("[{at}] {line}")).collect();
             let last = last.iter().rev().take(16).rev().cloned().collect::<Vec<_>>().join("\n    ");
             return Err(format!("image {nth}, cut after {cut} of {end} requests: {e}\n    {last}"));
@@ -166,13 +171,23 @@ fn one_recording(
 /// The store of a recording.
 #[derive(Clone, Copy)]
 struct StoreKind {
-    /// Its device directories, all on the same file system.
+    /// Its device directories, each on a file system of its own.
     devices: usize,
     /// True if it has a capacity, so that it evicts sequences.
     limited: bool,
 }
 
-/// The FUSE mount. Dropping it unmounts.
+/// The directories of one device of a recording.
+struct DevicePaths {
+    /// The files of the device.
+    fuse: PathBuf,
+    /// The file system during the recording.
+    mounted: PathBuf,
+    /// The file system of an image.
+    image: PathBuf,
+}
+
+/// A FUSE mount. Dropping it unmounts.
 struct Session(Option<fuser::BackgroundSession>);
 
 impl Drop for Session {
@@ -183,32 +198,41 @@ impl Drop for Session {
     }
 }
 
-/// Makes a file system with a store and works on it. Returns the reports, each with the number of requests that had
+/// Returns the device directory of each file system.
+fn directories(mounted: &[Mounted]) -> Vec<PathBuf> {
+    mounted.iter().flat_map(|own| device_dirs(&own.at, 1)).collect()
+}
+
+/// Makes file systems with a store and works on it. Returns the reports, each with the number of requests that had
 /// completed before it.
 fn record(
-    (file_system, StoreKind { devices, limited }): (&str, StoreKind),
-    device: &Device,
-    file: &Path,
-    at: &Path,
+    (file_system, StoreKind { devices: count, limited }): (&str, StoreKind),
+    devices: &Devices,
+    places: &[DevicePaths],
     rng: &mut Rng,
     outcome: &mut ReplayReport,
 ) -> Result<Vec<(usize, WorkerReport)>, String> {
-    let backing = Loop::new(file)?;
-    let quiet = if file_system == "xfs" { "-q" } else { "-Fq" };
-    call(&format!("mkfs.{file_system}"), &[quiet, &backing.0])?;
-    let mounted = Mounted::new(backing, file_system, at)?;
-    let dirs = device_dirs(&mounted.at, devices);
+    let mut mounted = Vec::new();
+    for own in places {
+        let backing = Loop::new(&own.fuse.join("disk"))?;
+        let quiet = if file_system == "xfs" { "-q" } else { "-Fq" };
+        call(&format!("mkfs.{file_system}"), &[quiet, &backing.0])?;
+        mounted.push(Mounted::new(backing, file_system, &own.mounted)?);
+    }
+    let dirs = directories(&mounted);
     worker::open(&dirs, limited).map_err(|e| format!("create: {e:?}"))?;
-    call("sync", &["-f", &mounted.at.to_string_lossy()])?;
-    // In some recordings the device fails once. The directories of a store are on one file system. The failure of a
-    // flush would be reported to one of them and could cost data of the other, which independent disks never do.
+    for own in &mounted {
+        call("sync", &["-f", &own.at.to_string_lossy()])?;
+    }
+    // In some recordings a device fails once. On a shared file system, the failure of one write to its journal could
+    // cost data of two directories and be reported to one of them.
     let fault = match rng.below(6) {
-        0 => Some(Fault::Write(rng.below(600) as u64, EIO)),
-        1 => Some(Fault::Write(rng.below(600) as u64, ENOSPC)),
-        2 if devices == 1 => Some(Fault::Flush(rng.below(200) as u64, EIO)),
+        0 => Some(Fault::Write(rng.below(600 / count) as u64, EIO)),
+        1 => Some(Fault::Write(rng.below(600 / count) as u64, ENOSPC)),
+        2 => Some(Fault::Flush(rng.below(200 / count) as u64, EIO)),
         _ => None,
     };
-    device.record(fault);
+    devices.record(fault.map(|fault| (rng.below(count), fault)));
     let end = Instant::now() + RECORDING;
     let mut lines = Vec::new();
     let mut seed = rng.next_u64();
@@ -218,7 +242,7 @@ fn record(
         // The store is closed and opened again several times during a recording.
         let life = Instant::now() + Duration::from_millis(50 + rng.below(300) as u64);
         let worked = catch_panic(|| {
-            work(&job, || Instant::now() > end.min(life), |line| lines.push((device.position(), line)))
+            work(&job, || Instant::now() > end.min(life), |line| lines.push((devices.position(), line)))
         })?;
         match worked {
             Ok(()) if Instant::now() < end => seed = rng.next_u64(),
@@ -229,27 +253,27 @@ fn record(
         }
     }
     outcome.recordings.0 += 1;
-    outcome.recordings.1 += u64::from(device.stop());
-    outcome.entries += device.position() as u64;
-    let cut = device.position();
+    outcome.recordings.1 += u64::from(devices.stop());
+    outcome.entries += devices.position() as u64;
+    let cut = devices.position();
     drop(mounted);
     // The writes of the unmount are part of the log, after all reports.
-    debug_assert!(device.position() >= cut);
+    debug_assert!(devices.position() >= cut);
     Ok(lines)
 }
 
-/// Checks a mounted image. In a `faulty` recording, a device that the store has declared lost may have damage. If the
-/// store asks to leave it out, the other devices must open and hold everything.
-fn check_image(
-    mounted: Mounted,
-    StoreKind { devices, limited }: StoreKind,
+/// Checks the mounted images. In a `faulty` recording, a device that the store has declared lost may have damage. If
+/// the store asks to leave it out, the other devices must open and hold everything.
+fn check_images(
+    mounted: Vec<Mounted>,
+    limited: bool,
     faulty: bool,
     known: &mut BTreeMap<u64, LedgerEntry>,
 ) -> Result<(), String> {
-    let mut dirs = device_dirs(&mounted.at, devices);
+    let mut dirs = directories(&mounted);
     let report = catch_panic(|| check(&dirs))?;
     let lost = lost_devices(&report);
-    if !(report.clean || faulty && lost.len() < devices && damage_is_of(&lost, &report)) {
+    if !(report.clean || faulty && lost.len() < mounted.len() && damage_is_of(&lost, &report)) {
         return Err(format!("kvfsck:\n{}", report.to_text()));
     }
     let mut opened = worker::open(&dirs, limited);
