@@ -4,10 +4,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use stratakv::pipeline::Pipeline;
-use stratakv::retrieval::{Selector, ShadowKv, SignBits};
+use stratakv::retrieval::{Selector, SelectorId, ShadowKv, SignBits};
 use stratakv::{
     Budget, ByteSize, CreateOptions, DType, Durability, ErrorKind, OpenSequence, SelectRequest, Sequence, Store,
-    StoreOptions, SummaryResidency, TensorView,
+    StoreOptions, StoredSummary, SummaryResidency, TensorView,
 };
 use stratakv_testing::{read_bytes, summary_bytes, uniform_layout};
 use stratakv_tests::content::{LayerShape, Order, SequenceShape};
@@ -196,4 +196,55 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
         });
         assert!(tried > 20 && hit > 2 && lost < hit, "{hit} of {tried}, {lost} lost");
     }
+}
+
+/// A sequence that stores bounds and is chosen from by another method keeps that method's summaries alone.
+#[test]
+fn bounds_alone_are_streamed() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 1);
+    let store = roomy(&dirs).create(true).open().expect("a store");
+    let (query, layout) = (noise(77, 2 * HEADS * DIM), uniform_layout(LAYERS, HEADS, DIM, GROUP));
+    let written = |key: &str, summaries| {
+        let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax).summary_residency(summaries);
+        let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
+        sequence.attach_stored(Arc::new(SignBits)).expect("attached");
+        for layer in 0..LAYERS {
+            let keys = noise(layer + 1, 2048 * HEADS * DIM);
+            let view = || TensorView::token_major(&keys, 2048, HEADS, DIM);
+            sequence.append(layer, view(), view()).expect("appended");
+        }
+        sequence.commit(Durability::Sync).expect("committed");
+        sequence
+    };
+    let chosen = |sequence: &Sequence, signs: Option<SelectorId>| -> Vec<Vec<u64>> {
+        let request = SelectRequest::query(&query).budget(Budget::tokens(400));
+        let request = || signs.map_or(request, |signs| request.selector(signs));
+        (0..LAYERS).map(|layer| sequence.select(layer, request()).expect("selected").groups().collect()).collect()
+    };
+    drop((written("a", SummaryResidency::Resident), written("b", SummaryResidency::BoundsStreamed)));
+    let open = |key: &str, summaries| {
+        let mut sequence =
+            store.open_sequence(key, OpenSequence::new().summary_residency(summaries)).expect("a sequence");
+        let signs = sequence.attach_stored(Arc::new(SignBits)).expect("attached");
+        (sequence, signs)
+    };
+    let (resident, signs) = open("a", SummaryResidency::Resident);
+    let (mut streamed, own) = open("b", SummaryResidency::BoundsStreamed);
+    assert_eq!(streamed.summary_residency(), SummaryResidency::BoundsStreamed);
+    assert!(resident.summary_bytes() > 0);
+    assert_eq!(streamed.summary_bytes(), 0);
+    let bytes = resident.selector_bytes(signs).expect("its own");
+    assert_eq!(streamed.selector_bytes(own).expect("its own"), bytes, "the signs are in memory");
+    let before = read_bytes(&store);
+    assert_eq!(chosen(&streamed, Some(own)), chosen(&resident, Some(signs)));
+    assert_eq!(read_bytes(&store), before, "choices by signs read nothing");
+    assert_eq!(chosen(&streamed, None), chosen(&resident, None));
+    assert!(read_bytes(&store) > before, "choices by bounds read them");
+    // Forks inherit it, and readers choose in the same way.
+    let request = SelectRequest::query(&query).budget(Budget::tokens(400));
+    let reader = streamed.reader().expect("a reader");
+    let of_reader = reader.select(0, request).expect("selected");
+    assert_eq!(of_reader.groups().collect::<Vec<_>>(), chosen(&streamed, None)[0]);
+    assert_eq!(streamed.fork().expect("a fork").summary_residency(), SummaryResidency::BoundsStreamed);
 }

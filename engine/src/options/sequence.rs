@@ -41,6 +41,9 @@ pub enum SummaryResidency {
     /// Groups that are not on a device yet keep their summaries in memory.
     /// [`Pipeline::stream`](crate::pipeline::Pipeline::stream) reads records ahead.
     Streamed,
+    /// Min/max records on the devices, and summaries of selectors in memory: for sequences that store bounds, but are
+    /// selected by another method.
+    BoundsStreamed,
 }
 
 /// How a sequence is created.

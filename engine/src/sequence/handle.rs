@@ -72,7 +72,7 @@ impl Sequence {
         lock.uses = true;
         let store = Arc::clone(&lock.store);
         let layout = &identity.layout;
-        let streams = (summaries == SummaryResidency::Streamed).then(Arc::<SummaryStreams>::default);
+        let streams = SummaryStreams::new(summaries);
         let has_summary = identity.summaries != 0 && streams.is_none();
         let frame_limit = front_limit(&store.devices, &identity)?;
         let layers = LayerSet::new(&store.devices, layout, has_summary, frame_limit)?;
@@ -168,10 +168,10 @@ impl Sequence {
     /// Returns where this handle keeps its summaries.
     #[must_use]
     pub fn summary_residency(&self) -> SummaryResidency {
-        if self.streams.is_some() { SummaryResidency::Streamed } else { SummaryResidency::Resident }
+        self.streams.as_ref().map_or(SummaryResidency::Resident, |streams| streams.residency())
     }
 
-    /// Returns the bytes of min/max records in memory: 0 if summaries are [streamed](SummaryResidency::Streamed).
+    /// Returns the bytes of min/max records in memory: 0 if they are streamed.
     #[must_use]
     pub fn summary_bytes(&self) -> u64 {
         let summaries = self.layers.iter().filter_map(|layer| layer.summaries().min_max());

@@ -3,6 +3,7 @@
 use super::handle::{Sequence, next_handle};
 use super::layer_set::reserve;
 use super::selector_set::SelectorSet;
+use super::streams::SummaryStreams;
 use crate::error::Result;
 use crate::layout::KvLayout;
 use crate::metrics::{Category, Reservation};
@@ -88,7 +89,7 @@ impl Sequence {
             frames: self.frames.snapshot(self.store.gathering()?, self.shared_derived()),
             selectors: SelectorSet::new(reserve(&self.store.devices, 0, Category::Summaries)?),
             index,
-            streams: self.streams.as_ref().map(|_| Arc::default()),
+            streams: SummaryStreams::new(self.summary_residency()),
             cache: self.cache.clone(),
             commits: self.commits.snapshot(),
         };

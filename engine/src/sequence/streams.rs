@@ -1,16 +1,19 @@
 //! Records of summaries that were read ahead of selections, and the sections that records are read from.
 
 use crate::metrics::lock;
+use crate::options::SummaryResidency;
 use crate::plan::Section;
 use crate::read::{ReadSection, RecordsTicket};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 use stratakv_format::frame::SummaryRecords;
 
 /// Records that were read ahead, by layer, until they are given back.
 #[derive(Default)]
 pub(crate) struct SummaryStreams {
+    /// True if only bounds are streamed.
+    bounds_alone: bool,
     ahead: Mutex<BTreeMap<usize, StreamAhead>>,
     /// The kinds of records that a selection has used.
     used: Mutex<Vec<SummaryRecords>>,
@@ -34,6 +37,16 @@ impl StreamAhead {
 }
 
 impl SummaryStreams {
+    /// Returns none if all summaries are in memory.
+    pub(super) fn new(residency: SummaryResidency) -> Option<Arc<Self>> {
+        let bounds_alone = residency == SummaryResidency::BoundsStreamed;
+        (residency != SummaryResidency::Resident).then(|| Arc::new(Self { bounds_alone, ..Self::default() }))
+    }
+
+    pub(super) fn residency(&self) -> SummaryResidency {
+        if self.bounds_alone { SummaryResidency::BoundsStreamed } else { SummaryResidency::Streamed }
+    }
+
     /// Frees the records of a layer, because no selection in it is expected soon.
     pub(crate) fn give_back(&self, layer: usize) {
         drop(self.take(layer));

@@ -12,6 +12,7 @@ use super::span::Span;
 use super::streams::StreamedGroups;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation};
+use crate::options::SummaryResidency;
 use crate::read::{ReadSection, RecordsTicket};
 use crate::retrieval::{KeyGroup, LayerSummary, LoadedMinMax, SuffixSummary, SummaryRecordId, SummarySpec};
 use std::sync::Arc;
@@ -45,12 +46,13 @@ impl Sequence {
         own: impl Iterator<Item = &'a AttachedSummary>,
         span: &Span,
     ) -> Result<Vec<ScoredSummary<'a>>> {
+        let all_streamed = self.summary_residency() == SummaryResidency::Streamed;
         let scored = |summary: &'a AttachedSummary| match summary {
             AttachedSummary::Suffix(suffix) => match suffix.first_group() {
                 0 => Ok(ScoredSummary::Resident(suffix.resident())),
                 _ => self.whole(state, suffix, span),
             },
-            AttachedSummary::Whole(bounds) if self.streams.is_some() && bounds.streams_from_min_max() => {
+            AttachedSummary::Whole(bounds) if all_streamed && bounds.streams_from_min_max() => {
                 let records = self.layer_records(state, span.groups.clone())?;
                 let mut reserve = |bytes| self.store.devices.reserve(bytes, Category::Summaries);
                 let over = bounds.over_min_max(LoadedMinMax { records: &records, reserve: &mut reserve });
@@ -129,7 +131,7 @@ impl Sequence {
     /// # Errors
     /// As [`SummarySpec::layer`].
     pub(super) fn suffix(&self, layer: usize, kind: &Arc<dyn SummarySpec>) -> Result<Option<SuffixSummary>> {
-        if self.streams().is_none() {
+        if self.summary_residency() != SummaryResidency::Streamed {
             return Ok(None);
         }
         let state = self.layer(layer)?;

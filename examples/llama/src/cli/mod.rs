@@ -144,7 +144,7 @@ pub struct CacheArgs {
     #[arg(long, value_name = "POLICY", default_value_t = CachePolicy::COST_EFFECTIVE)]
     pub cache_policy: CachePolicy,
     /// Where the bounds of keys are: in memory, or on disk, where each selection reads them
-    #[arg(long, value_enum, default_value_t = SummaryPlace::Resident)]
+    #[arg(long, value_enum, default_value_t = SummaryPlace::Auto)]
     pub summaries: SummaryPlace,
     /// How the store keeps the sequence.
     #[command(flatten)]
@@ -160,17 +160,22 @@ pub struct CacheArgs {
 /// The values of `--summaries`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum SummaryPlace {
+    /// In memory what the policy selects by, and on disk the bounds that it does not need
+    Auto,
     /// In memory
     Resident,
     /// On disk
     Streamed,
 }
 
-impl From<SummaryPlace> for SummaryResidency {
-    fn from(place: SummaryPlace) -> Self {
-        match place {
-            SummaryPlace::Resident => Self::Resident,
-            SummaryPlace::Streamed => Self::Streamed,
+impl SummaryPlace {
+    /// Returns the residency for a policy.
+    fn residency(self, policy: Policy) -> SummaryResidency {
+        match self {
+            Self::Auto if policy.uses_stored_bounds() => SummaryResidency::Resident,
+            Self::Auto => SummaryResidency::BoundsStreamed,
+            Self::Resident => SummaryResidency::Resident,
+            Self::Streamed => SummaryResidency::Streamed,
         }
     }
 }
@@ -202,14 +207,15 @@ impl CacheArgs {
     /// # Errors
     /// Fails as [`PolicyArgs::policy`] does.
     pub fn options(&self, durability: Durability, key_dimensions: Option<usize>) -> Result<KvOptions> {
+        let policy = self.policy.policy(key_dimensions)?;
         Ok(KvOptions {
-            policy: self.policy.policy(key_dimensions)?,
+            policy,
             calibrate: key_dimensions.is_some(),
             adapters: self.storage.adapters.clone(),
             dense_layers: self.dense_layers as usize,
             cache_mib: u64::from(self.cache_mib),
             cache_policy: self.cache_policy,
-            summaries: self.summaries.into(),
+            summaries: self.summaries.residency(policy),
             budget: self.budget,
             group_tokens: self.storage.group_tokens as usize,
             codec: self.storage.codec.into(),
