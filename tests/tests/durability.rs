@@ -104,8 +104,9 @@ fn a_group_of_commits_takes_the_syncs_of_one() {
     };
     // The first commit creates the segment.
     cost(&mut sequences[..1]);
-    // The minimum is taken, because some commits also start a segment or a manifest.
-    let mut least = |count: usize| (0..8).map(|_| cost(&mut sequences[..count])).min();
+    // The minimum is taken, because some commits also start a segment or a manifest. On a busy machine, the background
+    // makes spare segments meanwhile.
+    let mut least = |count: usize| (0..40).map(|_| cost(&mut sequences[..count])).min();
     assert_eq!(least(1), Some(3), "data and two copies of the manifest");
     assert_eq!(least(40), Some(3));
 }
