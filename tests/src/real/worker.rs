@@ -136,7 +136,11 @@ impl<R: FnMut(WorkerReport)> Worker<R> {
     }
 
     fn residency(&mut self) -> SummaryResidency {
-        if self.rng.below(2) == 0 { SummaryResidency::Streamed } else { SummaryResidency::Resident }
+        match self.rng.below(3) {
+            0 => SummaryResidency::Resident,
+            1 => SummaryResidency::Streamed,
+            _ => SummaryResidency::BoundsStreamed,
+        }
     }
 
     fn copies(&mut self) -> u8 {
