@@ -71,7 +71,8 @@ impl QuantisedTables {
         let mut quantised = Self { tables: vec![0; tables.len()], steps: vec![0.0; lanes], code_bytes };
         let mut middles = vec![0.0; code_bytes * lanes];
         middles_of(tables, &mut middles, &mut quantised.steps);
-        in_steps(tables, &middles, &quantised.steps, &mut quantised.tables);
+        let per_unit: Vec<f32> = quantised.steps.iter().map(|step| step.max(f32::MIN_POSITIVE).recip()).collect();
+        in_steps(tables, &middles, &per_unit, &mut quantised.tables);
         quantised
     }
 
@@ -84,6 +85,9 @@ impl QuantisedTables {
 /// The largest magnitude of an exact sum, in steps. It leaves half a step of error for each of 256 code bytes.
 const STEPS: f32 = (i16::MAX - 256) as f32;
 
+/// Added to a number of at most 2^22 in magnitude, it leaves the nearest integer in the low bits of the sum.
+const TO_INTEGER: f32 = (3 << 22) as f32;
+
 multiversion! {
     /// Writes the middles `[code_bytes, lanes]` of the ranges of the tables, and adds to `steps` a [`STEPS`]th of the
     /// larger half of each range.
@@ -92,49 +96,65 @@ multiversion! {
 
 #[inline(always)]
 fn middles_of_lanes(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) {
-    let lanes = steps.len();
-    for (table, middles) in tables.chunks_exact(256 * lanes).zip(middles.chunks_exact_mut(lanes)) {
-        for first in (0..lanes).step_by(8) {
-            let (mut low, mut high) = ([f32::MAX; 8], [f32::MIN; 8]);
-            for row in table.chunks_exact(lanes) {
-                let Some(row) = row[first..].first_chunk::<8>() else { continue };
-                for i in 0..8 {
+    match steps.len() {
+        lanes if lanes.is_multiple_of(16) => middles_by::<16>(tables, middles, steps),
+        _ => middles_by::<8>(tables, middles, steps),
+    }
+}
+
+/// [`middles_of`] with `N` lanes at a time. `N` divides the number of lanes.
+#[inline(always)]
+fn middles_by<const N: usize>(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) {
+    let (middles, steps) = (middles.as_chunks_mut::<N>().0, steps.as_chunks_mut::<N>().0);
+    let runs = steps.len().max(1);
+    let tables = tables.as_chunks::<N>().0.chunks_exact(256 * runs);
+    for (table, middles) in tables.zip(middles.chunks_exact_mut(runs)) {
+        for (at, (middles, steps)) in middles.iter_mut().zip(steps.iter_mut()).enumerate() {
+            let (mut low, mut high) = ([f32::MAX; N], [f32::MIN; N]);
+            for row in table.iter().skip(at).step_by(runs) {
+                for i in 0..N {
                     low[i] = if row[i] < low[i] { row[i] } else { low[i] };
                     high[i] = if row[i] > high[i] { row[i] } else { high[i] };
                 }
             }
-            for i in 0..8 {
+            for i in 0..N {
                 // Each end is halved first, because the sum of both may be infinite.
                 let middle = low[i] * 0.5 + high[i] * 0.5;
-                middles[first + i] = middle;
+                middles[i] = middle;
                 // Rounding may have moved the middle towards one end.
                 let (up, down) = (high[i] - middle, middle - low[i]);
-                steps[first + i] += (if up > down { up } else { down }) / STEPS;
+                steps[i] += (if up > down { up } else { down }) / STEPS;
             }
         }
     }
 }
 
 multiversion! {
-    /// Writes the tables less their middles, in whole steps.
-    fn in_steps(tables: &[f32], middles: &[f32], steps: &[f32], whole: &mut [i16]) = in_steps_of_lanes;
+    /// Writes the tables less their middles, in whole steps. `per_unit` has the steps of each lane in 1.
+    fn in_steps(tables: &[f32], middles: &[f32], per_unit: &[f32], whole: &mut [i16]) = in_steps_of_lanes;
 }
 
 #[inline(always)]
-fn in_steps_of_lanes(tables: &[f32], middles: &[f32], steps: &[f32], whole: &mut [i16]) {
-    let lanes = steps.len();
-    let each = tables.chunks_exact(256 * lanes).zip(whole.chunks_exact_mut(256 * lanes));
-    for ((table, whole), middles) in each.zip(middles.chunks_exact(lanes)) {
-        for (row, whole) in table.chunks_exact(lanes).zip(whole.chunks_exact_mut(lanes)) {
-            for first in (0..lanes).step_by(8) {
-                let (Some(row), Some(whole)) = (row[first..].first_chunk::<8>(), whole[first..].first_chunk_mut::<8>())
-                else {
-                    continue;
-                };
-                for i in 0..8 {
-                    let step = if steps[first + i] > f32::MIN_POSITIVE { steps[first + i] } else { f32::MIN_POSITIVE };
-                    let steps = (row[i] - middles[first + i]) / step;
-                    whole[i] = (steps + if steps < 0.0 { -0.5 } else { 0.5 }) as i32 as i16;
+fn in_steps_of_lanes(tables: &[f32], middles: &[f32], per_unit: &[f32], whole: &mut [i16]) {
+    match per_unit.len() {
+        lanes if lanes.is_multiple_of(16) => in_steps_by::<16>(tables, middles, per_unit, whole),
+        _ => in_steps_by::<8>(tables, middles, per_unit, whole),
+    }
+}
+
+/// [`in_steps`] with `N` lanes at a time. `N` divides the number of lanes.
+#[inline(always)]
+fn in_steps_by<const N: usize>(tables: &[f32], middles: &[f32], per_unit: &[f32], whole: &mut [i16]) {
+    let (middles, per_unit) = (middles.as_chunks::<N>().0, per_unit.as_chunks::<N>().0);
+    let runs = per_unit.len().max(1);
+    let tables = tables.as_chunks::<N>().0.chunks_exact(256 * runs);
+    let whole = whole.as_chunks_mut::<N>().0.chunks_exact_mut(256 * runs);
+    for ((table, whole), middles) in tables.zip(whole).zip(middles.chunks_exact(runs)) {
+        for (at, (middles, per_unit)) in middles.iter().zip(per_unit).enumerate() {
+            let rows = table.iter().skip(at).step_by(runs);
+            for (row, whole) in rows.zip(whole.iter_mut().skip(at).step_by(runs)) {
+                for i in 0..N {
+                    whole[i] = ((row[i] - middles[i]) * per_unit[i] + TO_INTEGER).to_bits() as i16;
                 }
             }
         }
