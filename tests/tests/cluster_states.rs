@@ -14,6 +14,7 @@ use stratakv::{
 };
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
 use stratakv_format::frame::{FramePlace, FrameView, KIND_CLUSTER_DIRECTORY};
+use stratakv_format::ids::NUMBER_MAX;
 use stratakv_format::pool::StatePiece;
 use stratakv_format::segment::{KIND_POOL, SegmentPage};
 use stratakv_format::{DeviceIndex, Location, PAGE_BYTES, SegmentId, Unverified};
@@ -218,8 +219,14 @@ fn a_cut_in_the_same_handle_ends_the_state_until_a_commit_writes_it_again() {
     assert_eq!((own.health(), choices(&own.sequence, id, 30..34).0), ((1, 0), expected));
 }
 
-/// Calls `change` with the bytes of each piece of a state. The checksum of a piece is corrected if `corrects`.
-fn change_pieces(dirs: &[PathBuf], root: &Path, corrects: bool, change: impl Fn(&mut [u8])) -> usize {
+/// Calls `change` with the bytes of each piece of a state, or of a directory if `is_state` is false. The checksum of a
+/// piece is corrected if `corrects`.
+fn change_pieces(
+    dirs: &[PathBuf],
+    root: &Path,
+    (is_state, corrects): (bool, bool),
+    change: impl Fn(&mut [u8]),
+) -> usize {
     let mut changed = 0;
     let segments = dirs[0].join("segments");
     for file in files(&segments) {
@@ -246,7 +253,7 @@ fn change_pieces(dirs: &[PathBuf], root: &Path, corrects: bool, change: impl Fn(
             for (own, before) in pieces {
                 let from = start + own.offset.get() as usize;
                 let piece = from..from + own.bytes.get() as usize;
-                if !StatePiece::is_meant(&bytes[piece.clone()]) {
+                if StatePiece::is_meant(&bytes[piece.clone()]) != is_state {
                     continue;
                 }
                 change(&mut bytes[piece.clone()]);
@@ -283,7 +290,7 @@ fn with_changed_state(corrects: bool, change: impl Fn(&mut [u8])) -> (Fixture, V
     let (mut own, id) = Fixture::grown("dynakv:8");
     store(&mut own.sequence, id);
     let (dirs, scratch) = own.close();
-    assert_eq!(change_pieces(&dirs, scratch.path(), corrects, change), 1);
+    assert_eq!(change_pieces(&dirs, scratch.path(), (true, corrects), change), 1);
     let mut own = Fixture::open((dirs, scratch));
     let id = attach(&mut own.sequence, "dynakv:8", false);
     let (found, has_pages) = choices(&own.sequence, id, 30..34);
@@ -330,6 +337,30 @@ fn a_damaged_number_of_a_state_does_not_stop_the_next_one() {
     assert_eq!(own.totals.states, 1);
     attach(&mut own.sequence, "dynakv:8", false);
     assert_eq!(own.health(), (1, 0));
+}
+
+#[test]
+fn a_new_set_follows_one_of_the_largest_generation() {
+    for generation in [NUMBER_MAX - 1, NUMBER_MAX] {
+        let (mut own, id) = Fixture::grown("dynakv:8");
+        store(&mut own.sequence, id);
+        let (dirs, scratch) = own.close();
+        let change = |piece: &mut [u8]| piece[16..24].copy_from_slice(&generation.to_le_bytes());
+        assert!(change_pieces(&dirs, scratch.path(), (false, true), change) > 0);
+        let mut own = Fixture::open((dirs, scratch));
+        let id = attach(&mut own.sequence, "dynakv:8", false);
+        assert!(choices(&own.sequence, id, 30..34).1, "the pages are those of before");
+        append(&mut own.sequence, 60);
+        own.commit();
+        let grown = store(&mut own.sequence, id);
+        // Pages stay in the last generation. Behind it all pages are written again.
+        assert_eq!(grown.kept_pages == 0, generation == NUMBER_MAX, "{grown:?}");
+        let mut own = own.reopened();
+        let id = attach(&mut own.sequence, "dynakv:8", false);
+        assert_eq!((own.health(), choices(&own.sequence, id, 30..34).1), ((1, 0), true));
+        let stored = store(&mut own.sequence, id);
+        assert_eq!(stored.kept_pages == 0, generation < NUMBER_MAX, "{stored:?}");
+    }
 }
 
 #[test]

@@ -13,6 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use stratakv_format::checksum::PayloadChecksum;
 use stratakv_format::frame::{FramePlace, FrameView, KIND_CLUSTER_DIRECTORY};
+use stratakv_format::ids::NUMBER_MAX;
 use stratakv_format::pool::DirectoryPiece;
 use stratakv_format::{FrameId, PlaneIdentity};
 
@@ -159,6 +160,12 @@ impl StoredSet {
             }
         }
         found
+    }
+
+    /// Returns the number and the generation of the set that follows this one with pages of it. None follows a set
+    /// whose directories disagree, or one of the largest generation that a directory may have.
+    pub(crate) fn next_version(&self) -> Option<(u64, u64)> {
+        self.version.filter(|(_, generation)| *generation < NUMBER_MAX).map(|(set, generation)| (set, generation + 1))
     }
 
     /// Returns whether it has no list.

@@ -66,8 +66,8 @@ pub(crate) struct PoolWriter<'a> {
     limit: usize,
     /// Pieces of directories that are in no frame yet.
     pieces: Vec<DirectoryBytes>,
-    /// The number and the generation of the earlier set whose pages may stay.
-    earlier: Option<(u64, u64)>,
+    /// The number and the generation of the set, if pages of an earlier one may stay. Otherwise the set is new.
+    follows: Option<(u64, u64)>,
     /// The frames of the earlier set that directories name.
     kept: BTreeSet<FrameId>,
     report: StoredClusters,
@@ -104,16 +104,16 @@ impl<'a> PoolWriter<'a> {
             frames: Vec::new(),
             limit,
             pieces: Vec::new(),
-            earlier: None,
+            follows: None,
             kept: BTreeSet::new(),
             report: StoredClusters { tokens, ..StoredClusters::default() },
             started: Instant::now(),
         })
     }
 
-    /// Lets pages of an earlier set stay: its number, and its generation.
-    pub(crate) fn growing(self, set: u64, generation: u64) -> Self {
-        Self { earlier: Some((set, generation)), ..self }
+    /// Lets pages of an earlier set stay. `next` has the number and the generation of the set that follows it.
+    pub(crate) fn growing(self, next: (u64, u64)) -> Self {
+        Self { follows: Some(next), ..self }
     }
 
     /// Writes the pages of a layer, and keeps its directories for a frame. Pages of `earlier` may stay.
@@ -372,9 +372,7 @@ impl<'a> PoolWriter<'a> {
     pub(crate) fn version(&self) -> (u64, u64) {
         // Ids of frames are never used again, so no two sets have the same number.
         let first = || self.frames.first().map_or(1, |frame| frame.id.0);
-        // A damaged header may hold the largest generation. The set that follows it is a new one.
-        let next = self.earlier.and_then(|(set, before)| Some((set, before.checked_add(1)?)));
-        next.unwrap_or_else(|| (first(), 1))
+        self.follows.unwrap_or_else(|| (first(), 1))
     }
 
     /// Keeps frames of the sequence that hold states.

@@ -66,8 +66,8 @@ impl Sequence {
         let tokens = self.storable_tokens(slot, &layers)?;
         let mut writer = PoolWriter::new(&self.store, &self.identity, &method, (tokens, options))?;
         let earlier = self.earlier_set(selector, tokens);
-        if let Some((set, generation)) = earlier.and_then(|set| set.version) {
-            writer = writer.growing(set, generation);
+        if let Some(next) = earlier.and_then(StoredSet::next_version) {
+            writer = writer.growing(next);
         }
         for &layer in &layers {
             let state = self.layer(layer)?;
@@ -128,17 +128,16 @@ impl Sequence {
     }
 
     /// Returns the stored set of the selector's method, if pages of it may stay in a set of the first `tokens` tokens:
-    /// the sequence wrote it itself, and it covers no other tokens.
+    /// the sequence wrote it itself, it covers no other tokens, and another generation can follow it.
     fn earlier_set(&self, selector: SelectorId, tokens: u64) -> Option<&StoredSet> {
         let set = &self.selectors.loaded(selector)?.set;
         let catalog = lock(&self.store.catalog);
         let is_own = |frame: &FrameId| self.earlier_frame(&catalog, *frame).is_some();
-        (set.tokens <= tokens && set.frames().any(is_own)).then_some(set)
+        (set.tokens <= tokens && set.next_version().is_some() && set.frames().any(is_own)).then_some(set)
     }
 
     /// Returns the pages of a layer that may stay, with their memory. Without memory for them, none stays.
     fn earlier_pages(&self, set: &StoredSet, layer: usize) -> Option<(Reservation, EarlierLayer)> {
-        set.version?;
         let own = set.layer(layer)?;
         let memory = self.reserve_scratch(EarlierLayer::bytes_for(own)).ok()?;
         let catalog = lock(&self.store.catalog);
