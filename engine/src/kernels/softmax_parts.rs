@@ -39,6 +39,7 @@ pub(crate) fn softmax_parts() -> Option<(Exponentials, WeightedSums)> {
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use crate::kernels::isa::avx512::Avx512;
+    use crate::kernels::lane_softmax::LEAST_EXPONENT;
     use crate::kernels::vector::Vector;
     use std::arch::x86_64::*;
 
@@ -75,7 +76,7 @@ mod x86 {
         if stride == 0 {
             return;
         }
-        let (factor, limit) = (_mm512_set1_ps(factor), _mm512_set1_ps(-126.0));
+        let (factor, limit) = (_mm512_set1_ps(factor), _mm512_set1_ps(LEAST_EXPONENT));
         let (scores, out) = (scores.as_chunks::<16>().0.as_chunks::<RUNS>().0, out.as_chunks_mut::<16>().0);
         let out = out.as_chunks_mut::<RUNS>().0;
         let (maxima, sums) = (maxima.as_chunks_mut::<16>().0, sums.as_chunks_mut::<16>().0);
@@ -123,7 +124,7 @@ mod x86 {
         exp2(_mm512_max_ps(_mm512_mul_ps(_mm512_sub_ps(x, max), factor), limit))
     }
 
-    /// Returns `2^x` for `x >= -126` with a relative error of about 8e-5, which is far below the rounding of bf16.
+    /// Returns `2^x` for `x >= LEAST_EXPONENT` with a relative error of about 8e-5, which is far below the rounding of bf16.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
     fn exp2(x: __m512) -> __m512 {
@@ -218,6 +219,7 @@ mod x86 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernels::lane_softmax::LEAST_EXPONENT;
     use half::bf16;
     use proptest::prelude::*;
 
@@ -242,7 +244,7 @@ mod tests {
                 let column = (0..tokens).map(|token| scores[token * lanes + lane]);
                 let max = column.clone().fold(first[lane], f32::max);
                 prop_assert_eq!(maxima[lane], max);
-                let power = |x: f32| (f64::from(x - max) * f64::from(factor)).exp2();
+                let power = |x: f32| (f64::from(x - max) * f64::from(factor)).max(LEAST_EXPONENT.into()).exp2();
                 let sum = power(first[lane]) + column.clone().map(power).sum::<f64>();
                 prop_assert!((f64::from(sums[lane]) / sum - 1.0).abs() < 1e-4, "{} {sum}", sums[lane]);
                 for (token, score) in column.enumerate() {
