@@ -4,16 +4,16 @@
 //! - Blocks may be resident, reads ahead may fail or be dropped for lack of memory.
 //! - Reads ahead never keep buffers from reads on demand.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::path::Path;
 use stratakv::layout::{LayerSpec, Rope};
 use stratakv::options::{CacheOptions, CachePolicy, DriverChoice, HelperUse};
 use stratakv::pipeline::{DecodeModel, Pipeline, PipelineReport};
-use stratakv::retrieval::ReconstructOptions;
+use stratakv::retrieval::{MethodSpec, ReconstructOptions, SelectorId};
 use stratakv::sim::{Faults, Geometry, Simulation};
 use stratakv::{
     AttendOptions, Budget, ByteSize, CreateOptions, Durability, ErrorKind, KvLayout, OpenSequence, PlaneSet, Result,
-    SelectRequest, Selection, Sequence, Store, StoreOptions, StoredSummary, TensorView, attend,
+    SelectRequest, Selection, Sequence, SequenceId, Store, StoreOptions, StoredSummary, TensorView, attend,
 };
 
 const KV_HEADS: usize = 2;
@@ -40,6 +40,10 @@ enum Predictions {
 struct Model {
     hidden: Vec<Vec<f32>>,
     predictions: Predictions,
+    /// The selectors of sequences that choose by stored clusters.
+    selectors: Vec<(SequenceId, SelectorId)>,
+    /// The pages of clusters in all selections.
+    pages: Cell<usize>,
 }
 
 fn mix(x: f32, at: usize, layer: usize) -> f32 {
@@ -49,7 +53,8 @@ fn mix(x: f32, at: usize, layer: usize) -> f32 {
 impl Model {
     fn new(predictions: Predictions) -> Self {
         let hidden = |s: usize| (0..Q_HEADS * DIM).map(|at| ((at + s * 31) as f32 * 0.11).cos()).collect();
-        Self { hidden: (0..SEQUENCES).map(hidden).collect(), predictions }
+        let hidden = (0..SEQUENCES).map(hidden).collect();
+        Self { hidden, predictions, selectors: Vec::new(), pages: Cell::new(0) }
     }
 
     fn queries(&self, layer: usize) -> Vec<Vec<f32>> {
@@ -78,6 +83,14 @@ impl DecodeModel for Model {
             Predictions::Sometimes if next == 2 => wrong(),
             Predictions::Sometimes => Some(self.queries(next)),
         }
+    }
+
+    fn select(&self, sequence: &Sequence, layer: usize, request: SelectRequest<'_>) -> Result<Selection> {
+        let own = self.selectors.iter().find(|(id, _)| *id == sequence.id());
+        let request = own.map_or(request, |(_, selector)| request.selector(*selector));
+        let selection = sequence.select(layer, request)?;
+        self.pages.set(self.pages.get() + selection.stored_pages());
+        Ok(selection)
     }
 
     fn finish(&mut self, _layer: usize, attended: &[Vec<f32>]) -> Result<()> {
@@ -120,7 +133,7 @@ fn plain_step(store: &Store, sequences: &mut [&mut Sequence], model: &mut Model,
         let views: Vec<Selection> = sequences
             .iter()
             .zip(&queries)
-            .map(|(s, q)| s.select(layer, SelectRequest::query(q).budget(budget)))
+            .map(|(s, q)| model.select(s, layer, SelectRequest::query(q).budget(budget)))
             .collect::<Result<_>>()?;
         let batch = store.read(&views.iter().collect::<Vec<_>>()).submit()?.wait()?;
         let mut outs = vec![vec![0.0; Q_HEADS * DIM]; SEQUENCES];
@@ -202,6 +215,43 @@ fn the_bits_are_those_of_decode_without_it() {
                 }
                 assert_eq!(report.wasted > 0, report.wasted_bytes > 0);
             }
+        }
+    }
+}
+
+#[test]
+fn pages_of_stored_clusters_have_the_same_bits() {
+    let prefill = |store: &Store, predictions| {
+        let (mut sequences, mut model) = (prefill(store, TOKENS), Model::new(predictions));
+        for sequence in &mut sequences {
+            let method: MethodSpec = "kmeans:8".parse().unwrap();
+            let id = sequence.attach(method.selector(None).unwrap()).unwrap();
+            sequence.store_clusters(id).unwrap();
+            model.selectors.push((sequence.id(), id));
+        }
+        (sequences, model)
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let (mut sequences, mut model) = prefill(&store, Predictions::None);
+    for _ in 0..STEPS {
+        plain_step(&store, &mut sequences.iter_mut().collect::<Vec<_>>(), &mut model, BUDGET).unwrap();
+    }
+    let expected = bits(&model);
+    assert!(model.pages.get() > STEPS * SEQUENCES, "{} pages", model.pages.get());
+    for cache in [None, Some(CacheOptions::new(ByteSize::mib(2)))] {
+        for predictions in [Predictions::None, Predictions::Input, Predictions::Wrong] {
+            let dir = tempfile::tempdir().unwrap();
+            let store = options(dir.path()).cache(cache).open().unwrap();
+            let (mut sequences, mut model) = prefill(&store, predictions);
+            let mut pipeline = Pipeline::new(&store, BUDGET);
+            for _ in 0..STEPS {
+                pipeline.decode(&mut sequences.iter_mut().collect::<Vec<_>>(), &mut model).unwrap();
+            }
+            let report = pipeline.take_report();
+            let case = format!("{cache:?}, {predictions:?}: {report:?}");
+            assert!(bits(&model) == expected, "{case}");
+            assert_eq!(report.prefetched > 0, predictions != Predictions::None, "{case}");
         }
     }
 }

@@ -85,6 +85,8 @@ pub enum CoverageMark {
     ClustersLost,
     /// Stored clusters grew: pages of an earlier directory stayed.
     ClustersGrown,
+    /// Stored clusters grew, and members of a cluster went to pages that it shares with others.
+    ClustersOverflowed,
     /// Stored clusters grew, and a page or a frame of which little was in use was written once more.
     ClustersCompacted,
     /// The state of a method was written.

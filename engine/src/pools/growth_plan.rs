@@ -240,7 +240,10 @@ impl<'a> ListPlan<'a> {
 
     /// Returns the result. Loose members of neighbours share pages.
     fn finish(self, tokens: u64) -> GrownList<'a> {
-        let kept = self.used().collect();
+        let kept: Vec<_> = self.used().collect();
+        if !kept.is_empty() && !self.loose.is_empty() {
+            coverage!(ClustersOverflowed);
+        }
         let mut fresh = packed(&self.fresh, tokens, self.page_entries);
         if !planted!(LooseEntriesLost) {
             packed(&self.loose, tokens, self.page_entries).iter().for_each(|members| fresh.push(members));

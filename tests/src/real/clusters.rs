@@ -10,18 +10,22 @@ const DIM: usize = 32;
 const ELEMENT: usize = 2;
 /// The fewest tokens of a layer with a profile. Without one, the method refuses to choose.
 const PROFILED: u64 = 12;
+/// The fewest tokens of a layer that DynaKV clusters: 256, and the newest 64.
+const CLUSTERED: u64 = 328;
 
 fn query(at: usize) -> Vec<f32> {
     (0..HEADS * DIM).map(|i| ((i * 5 + at * 3) % 7) as f32 - 3.0).collect()
 }
 
-/// Attaches the method, with a profile if the layer has a group.
+/// Attaches a method: DynaKV, whose clusters split and whose state is stored, to a long sequence, otherwise blocks with
+/// a profile if the layer has a group.
 fn attach(sequence: &mut Sequence) -> Result<SelectorId> {
-    let spec: MethodSpec = "infllm:6".parse()?;
+    let tokens = sequence.layer_len(LAYER)?;
+    let spec: MethodSpec = if tokens >= CLUSTERED { "dynakv:8" } else { "infllm:6" }.parse()?;
     let id = sequence.attach(spec.selector(None)?)?;
     let queries = [query(0), query(1)];
     let queries: Vec<&[f32]> = queries.iter().map(Vec::as_slice).collect();
-    if sequence.layer_len(LAYER)? >= PROFILED {
+    if (PROFILED..CLUSTERED).contains(&tokens) {
         sequence.profile(id, LAYER, &queries, None)?;
     }
     Ok(id)

@@ -34,6 +34,7 @@ pub(super) const ATTACHED: &str = "selector attached";
 pub(super) const ENTRIES: &str = "entries chosen as by a fresh sequence";
 pub(super) const CLUSTERS: &str = "clusters built as by a fresh sequence";
 pub(super) const STORED: &str = "clusters stored";
+pub(super) const SPLIT: &str = "clusters split between two stores of them";
 pub(super) const PAGED: &str = "stored clusters read after a restart";
 pub(super) const FORK_PAGED: &str = "stored clusters read by a fork";
 pub(super) const CLUSTERS_CUT: &str = "stored clusters gone with a truncation";
@@ -53,7 +54,7 @@ pub(super) const NO_MEMORY: &str = "memory refused";
 pub(super) const DISK_BACK: &str = "disk came back with an old state";
 
 /// The events that the harness counts itself and that a long run must see.
-const OWN: [&str; 42] = [
+const OWN: [&str; 43] = [
     DOUBLE_CRASH,
     NO_SPACE,
     POISONED,
@@ -79,6 +80,7 @@ const OWN: [&str; 42] = [
     ENTRIES,
     CLUSTERS,
     STORED,
+    SPLIT,
     PAGED,
     FORK_PAGED,
     CLUSTERS_CUT,
@@ -179,6 +181,7 @@ impl Coverage {
             Event::ClustersReleased,
             Event::ClustersLost,
             Event::ClustersGrown,
+            Event::ClustersOverflowed,
             Event::ClustersCompacted,
             Event::ClusterStateTaken,
             Event::ClusterStateWritten,
@@ -218,6 +221,7 @@ fn name(event: Event) -> &'static str {
         Event::ClustersReleased => "clusters given up for space",
         Event::ClustersLost => "clusters lost with their disk",
         Event::ClustersGrown => "stored clusters grew and kept pages",
+        Event::ClustersOverflowed => "members of grown clusters in shared pages",
         Event::ClustersCompacted => "sparse pages of clusters written once more",
         Event::ClusterStateTaken => "layer restored from the state of a method",
         Event::ClusterStateWritten => "state of a method written",

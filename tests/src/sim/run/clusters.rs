@@ -27,6 +27,8 @@ use stratakv_format::segment::{KIND_POOL, SegmentPage};
 pub(super) struct Stored {
     /// The end of the tokens that they cover.
     tokens: u64,
+    /// The number of clusters in all layers.
+    clusters: u64,
     /// True if they came with a fork. A fork names them with its next commit.
     forked: bool,
 }
@@ -148,7 +150,12 @@ impl Runner<'_> {
         match stored {
             Ok((selector, stored)) => {
                 self.coverage.add(coverage::STORED);
-                self.stored.sets.insert(id, Stored { tokens: stored.tokens, forked: false });
+                let set = Stored { tokens: stored.tokens, clusters: stored.clusters, forked: false };
+                let before = self.stored.sets.insert(id, set).map_or(u64::MAX, |own| own.clusters);
+                // DynaKV adds tokens to clusters that exist, so more clusters come from splits.
+                if stored.kept_pages > 0 && stored.clusters > before && self.is_dynakv() {
+                    self.coverage.add(coverage::SPLIT);
+                }
                 self.stored.attached.insert(id, selector);
                 self.check_attached(slot)?;
                 match self.stored.attached.remove(&id) {
@@ -161,6 +168,10 @@ impl Runner<'_> {
             Err(e) if has_none(&e) => Ok(()),
             Err(e) => self.fault("store clusters", &e),
         }
+    }
+
+    fn is_dynakv(&self) -> bool {
+        self.case.entries.as_ref().is_some_and(|method| method.starts_with("dynakv"))
     }
 
     fn detach(&mut self, slot: usize, selector: SelectorId) -> StepResult {
