@@ -9,14 +9,14 @@ const MAX_TOKENS: &str = "24";
 struct Case {
     model: PathBuf,
     ids: PathBuf,
-    sampler: &'static [&'static str],
+    options: &'static [&'static str],
 }
 
 impl Case {
     fn command(&self, device: &Path) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kvrun"));
         command.arg("generate").arg("--model").arg(&self.model).arg("--prompt-ids").arg(&self.ids);
-        command.args(["--max-tokens", MAX_TOKENS, "--session", "s", "--memory-limit", "16MiB"]).args(self.sampler);
+        command.args(["--max-tokens", MAX_TOKENS, "--session", "s", "--memory-limit", "16MiB"]).args(self.options);
         command.arg("--device").arg(device).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         command
     }
@@ -47,7 +47,7 @@ fn device(dir: &Path, name: &str) -> PathBuf {
     device
 }
 
-fn killed_often(kills_wanted: usize, samplers: &[&'static [&'static str]]) {
+fn killed_often(kills_wanted: usize, cases: &[&'static [&'static str]]) {
     let fixtures = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures");
     let dir = tempfile::tempdir().unwrap();
     let ids = dir.path().join("ids");
@@ -55,14 +55,16 @@ fn killed_often(kills_wanted: usize, samplers: &[&'static [&'static str]]) {
     std::fs::write(&ids, prompt.join(" ")).unwrap();
     let mut random = fastrand::Rng::with_seed(0x2545_f491_4f6c_dd1d);
     let (mut kills, mut resumed) = (0, 0);
-    for (nth, sampler) in samplers.iter().enumerate() {
-        let case = Case { model: fixtures.join("tiny-arch/llama3"), ids: ids.clone(), sampler };
+    for (nth, options) in cases.iter().enumerate() {
+        let case = Case { model: fixtures.join("tiny-arch/llama3"), ids: ids.clone(), options };
         let whole_device = device(dir.path(), &format!("whole-{nth}"));
         let begin = Instant::now();
         let (failed, whole) = case.run(&whole_device, Duration::from_secs(60));
-        assert!(!failed, "{}", String::from_utf8_lossy(&whole.stderr));
+        let note = String::from_utf8_lossy(&whole.stderr);
+        assert!(!failed, "{note}");
+        assert_eq!(note.contains("clusters stored"), options.contains(&"--store-clusters"), "{note}");
         let (whole, time) = (text(&whole), begin.elapsed());
-        let wanted = kills_wanted * (nth + 1) / samplers.len();
+        let wanted = kills_wanted * (nth + 1) / cases.len();
         let mut round = 0;
         while kills < wanted {
             let device = device(dir.path(), &format!("{nth}-{round}"));
@@ -97,6 +99,12 @@ const SAMPLERS: [&[&str]; 2] = [&[], &["--temperature", "1.5", "--top-p", "0.9",
 #[test]
 fn a_killed_generation_ends_with_the_same_text() {
     killed_often(24, &SAMPLERS);
+}
+
+/// The budget is the whole context, so that pages and groups give the same text.
+#[test]
+fn a_killed_generation_that_stores_clusters_ends_with_the_same_text() {
+    killed_often(12, &[&["--policy", "infllm:8", "--budget", "1/1", "--store-clusters"]]);
 }
 
 #[test]

@@ -34,6 +34,7 @@ fn the_process_grows_by_the_memory_that_the_store_accounts_for() {
         profile_queries: 128,
         read_only: false,
         calibrate: false,
+        store_clusters: false,
     };
     let value = |i: usize| ((i.wrapping_mul(0x9e37_79b9) >> 8) % 257) as f32 / 128.0 - 1.0;
     let keys: Vec<f32> = (0..TOKENS * WIDTH).map(value).collect();

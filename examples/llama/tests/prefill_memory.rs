@@ -57,6 +57,7 @@ fn prefill_of_a_long_prompt_takes_the_memory_of_a_short_one() {
         profile_queries: 128,
         read_only: false,
         calibrate: false,
+        store_clusters: false,
     };
     std::fs::create_dir(&options.devices[0]).unwrap();
     let backend = open(&options, model.kv_geometry(KvDType::F16), [1; 32]).unwrap();

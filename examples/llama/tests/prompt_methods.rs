@@ -31,6 +31,7 @@ fn options(policy: &str, device: &Path) -> KvOptions {
         profile_queries: 128,
         read_only: false,
         calibrate: true,
+        store_clusters: false,
     }
 }
 

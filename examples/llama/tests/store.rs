@@ -33,6 +33,7 @@ fn options(policy: &str, devices: &[&Path]) -> KvOptions {
         profile_queries: 128,
         read_only: false,
         calibrate: false,
+        store_clusters: false,
     }
 }
 

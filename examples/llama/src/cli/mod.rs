@@ -143,6 +143,10 @@ pub struct CacheArgs {
     /// Policy of the cache. `cost` evicts blocks last that every step asks for (LeoAM's table of frequencies)
     #[arg(long, value_name = "POLICY", default_value_t = CachePolicy::COST_EFFECTIVE)]
     pub cache_policy: CachePolicy,
+    /// Store keys and values once more in the order of the policy's clusters: after the prompt, and at the end of a
+    /// session. Steps then read fewer and longer stretches. It needs a policy with clusters, such as dynakv:16
+    #[arg(long)]
+    pub store_clusters: bool,
     /// Where the bounds of keys are: in memory, or on disk, where each selection reads them
     #[arg(long, value_enum, default_value_t = SummaryPlace::Auto)]
     pub summaries: SummaryPlace,
@@ -208,8 +212,14 @@ impl CacheArgs {
     /// Fails as [`PolicyArgs::policy`] does.
     pub fn options(&self, durability: Durability, key_dimensions: Option<usize>) -> Result<KvOptions> {
         let policy = self.policy.policy(key_dimensions)?;
+        ensure!(
+            !self.store_clusters || policy.has_clusters(),
+            "--store-clusters needs a policy that chooses by clusters, such as dynakv:16 or swarm:8:members; {policy} \
+             has none"
+        );
         Ok(KvOptions {
             policy,
+            store_clusters: self.store_clusters,
             calibrate: key_dimensions.is_some(),
             adapters: self.storage.adapters.clone(),
             dense_layers: self.dense_layers as usize,
@@ -391,6 +401,7 @@ impl CompareArgs {
 fn plain_options(group_tokens: u32, devices: &[PathBuf]) -> KvOptions {
     KvOptions {
         policy: Policy::Full,
+        store_clusters: false,
         adapters: None,
         dense_layers: 0,
         cache_mib: 0,
@@ -582,7 +593,7 @@ mod tests {
         let readme = [include_str!("../../README.md"), include_str!("../../CLUSTERS.md")].concat().replace("\\\n", " ");
         let commands = readme.lines().filter(|line| line.starts_with("kvrun "));
         let commands: Vec<&str> = commands.map(|line| line.split('#').next().unwrap_or_default()).collect();
-        assert_eq!(commands.len(), 29);
+        assert_eq!(commands.len(), 30);
         commands.into_iter().for_each(parses);
     }
 

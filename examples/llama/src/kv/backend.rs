@@ -73,6 +73,8 @@ pub struct KvOptions {
     pub read_only: bool,
     /// True if an adapter that the store lacks is fitted to the prompt.
     pub calibrate: bool,
+    /// True if the clusters that the policy chooses are stored too.
+    pub store_clusters: bool,
 }
 
 impl KvOptions {
@@ -103,6 +105,7 @@ pub struct Backend {
     read_ahead: bool,
     durability: Durability,
     profile_queries: usize,
+    store_clusters: bool,
     /// Bytes that the devices had read when the store was open.
     device_begin: u64,
     /// `read_bytes` of `/proc/self/io` when the store was open.
@@ -165,6 +168,7 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
         read_ahead: options.read_ahead,
         durability: options.durability,
         profile_queries: options.profile_queries,
+        store_clusters: options.store_clusters,
         device_begin,
         process_begin,
         temporary,
@@ -321,6 +325,7 @@ impl Backend {
         }
         cache.set_dense_layers(self.dense_layers);
         cache.read_ahead(self.read_ahead);
+        cache.store_clusters(self.store_clusters);
         if let Some(dir) = &self.spill_dir {
             cache.set_spill_dir(dir.clone());
         }

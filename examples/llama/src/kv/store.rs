@@ -20,8 +20,8 @@ use anyhow::{Result, ensure};
 use stratakv::pipeline::Pipeline;
 use stratakv::retrieval::{Codes, HeadAggregation, MethodSpec, ReconstructOptions, Selector, SelectorId, summary_as};
 use stratakv::{
-    AttendOptions, Budget as EngineBudget, Durability, PlaneSet, SelectOptions, SelectRequest, Selection, Sequence,
-    Store, TensorView,
+    AttendOptions, Budget as EngineBudget, Durability, ErrorKind, PlaneSet, SelectOptions, SelectRequest, Selection,
+    Sequence, Store, TensorView,
 };
 
 use super::cache::{Committed, KvCache, KvStats, Predict};
@@ -117,6 +117,8 @@ pub struct StoreKv {
     selected: SelectedSums,
     /// A directory on a disk for the rows of a long prompt.
     spill_dir: Option<PathBuf>,
+    /// True if the clusters that the policy chooses are stored too.
+    stores_clusters: bool,
 }
 
 impl StoreKv {
@@ -153,6 +155,36 @@ impl StoreKv {
             note: None,
             selected: SelectedSums::default(),
             spill_dir: None,
+            stores_clusters: false,
+        }
+    }
+
+    /// Sets whether the clusters that the policy chooses are stored too: after the first commit, and when the cache is
+    /// kept at its end. Steps then read pages of clusters instead of groups.
+    pub fn store_clusters(&mut self, on: bool) {
+        self.stores_clusters = on;
+    }
+
+    /// Stores the clusters that the policy chooses. Without space, memory or clusters, a note says so and groups are
+    /// read.
+    fn store_own_clusters(&mut self) -> Result<()> {
+        let StorePolicy::Selected { selector, .. } = self.policy else { return Ok(()) };
+        if !self.stores_clusters || self.sequence.committed() == 0 {
+            return Ok(());
+        }
+        match self.sequence.store_clusters(selector) {
+            Ok(stored) => {
+                let (mib, seconds) = (stored.device_bytes as f64 / (1 << 20) as f64, stored.time.as_secs_f64());
+                let (clusters, kept) = (stored.clusters, stored.kept_pages);
+                let note = format!("{clusters} clusters stored, {mib:.1} MiB in {seconds:.1} s, {kept} pages kept");
+                self.note = Some(note);
+                Ok(())
+            }
+            Err(e) if matches!(e.kind(), ErrorKind::InvalidArgument | ErrorKind::NoSpace | ErrorKind::MemoryLimit) => {
+                self.note = Some(format!("groups are read: {e}"));
+                Ok(())
+            }
+            Err(e) => Err(engine_error(e)),
         }
     }
 
@@ -594,7 +626,11 @@ impl KvCache for StoreKv {
         let calibrated = self.store_calibrated()?;
         self.sequence.append_token_ids(new_ids).map_err(engine_error)?;
         self.sequence.commit_with(state, self.durability).map_err(engine_error)?;
+        let is_first = self.deferred.is_some();
         self.attach_after_commit(calibrated)?;
+        if is_first {
+            self.store_own_clusters()?;
+        }
         self.reconstruct()
     }
 
@@ -615,7 +651,10 @@ impl KvCache for StoreKv {
         }
     }
 
-    fn finish(self: Box<Self>, keep: bool) -> Result<()> {
+    fn finish(mut self: Box<Self>, keep: bool) -> Result<()> {
+        if keep {
+            self.store_own_clusters()?;
+        }
         let sequence = self.sequence;
         let done = if keep { sequence.close() } else { sequence.delete(Durability::Lazy) };
         done.map_err(engine_error)
