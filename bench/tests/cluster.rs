@@ -204,6 +204,30 @@ fn a_recorded_profile_is_measured_like_a_planted_one() {
     assert_eq!(of_file(&["cache", "--mean-size", "3", "--capacity", "0.2"]).len(), 6);
 }
 
+/// A sequence for the commands that write a store.
+const STORED: [&str; 10] =
+    ["--entries", "640", "--layers", "2", "--steps", "2", "--kv-heads", "2", "--methods", "dynakv:8,tck:64"];
+
+#[test]
+fn attach_takes_the_state_of_every_layer() {
+    let found = results(&[&["attach", "--restarts", "1"], &STORED[..]].concat());
+    assert_eq!(found.len(), 1, "groups have no state");
+    assert_eq!((number(&found[0], "restored_layers"), number(&found[0], "layers")), (2.0, 2.0));
+    for field in ["state_bytes", "keys_ms", "state_ms", "open_ms"] {
+        assert!(number(&found[0], field) > 0.0, "{field} in {:?}", found[0]);
+    }
+}
+
+#[test]
+fn costs_compare_each_operation() {
+    let found = results(&[&["costs", "--cost-rounds", "2"], &STORED[..]].concat());
+    let operations: Vec<&str> = found.iter().filter_map(|result| result["operation"].as_str()).collect();
+    assert_eq!(operations, ["open", "commit", "fork", "delete", "close"]);
+    for field in ["plain_ms", "clusters_ms", "ratio"] {
+        assert!(found.iter().all(|result| number(result, field) > 0.0), "{field} in {found:?}");
+    }
+}
+
 #[test]
 fn wrong_arguments_are_refused() {
     for (arguments, why) in [

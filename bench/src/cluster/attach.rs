@@ -69,7 +69,9 @@ pub(super) fn run(args: &ClusterAttachArgs) -> Result<()> {
         eprintln!("kvbench: {}: {} tokens of {}", method.spec, workload.tokens, workload.name);
         let directory = tempfile::tempdir_in(&args.decode.common.device)
             .with_context(|| format!("--device {}", args.decode.common.device.display()))?;
-        let run = AttachRun { args, workload: &workload, spec: &method.spec, directory: directory.path() };
+        let (spec, directory) = (&method.spec, directory.path());
+        let run = StoredRun { args: &args.decode, workload: &workload, spec, directory };
+        let run = AttachRun { run, restarts: args.restarts };
         print(args.decode.common.json, &format!("{}, attached", method.spec), &run.result()?)?;
     }
     Ok(())
@@ -78,55 +80,49 @@ pub(super) fn run(args: &ClusterAttachArgs) -> Result<()> {
 /// The entries of each KV head that each step chooses, layer by layer.
 type Choices = Vec<Vec<u64>>;
 
-/// The run of one method.
+/// The run of one method on sequences of the workload.
+pub(super) struct StoredRun<'a> {
+    pub(super) args: &'a ClusterDecodeArgs,
+    pub(super) workload: &'a DecodeWorkload,
+    pub(super) spec: &'a MethodSpec,
+    pub(super) directory: &'a Path,
+}
+
+/// The run of one method with restarts.
 struct AttachRun<'a> {
-    args: &'a ClusterAttachArgs,
-    workload: &'a DecodeWorkload,
-    spec: &'a MethodSpec,
-    directory: &'a Path,
+    run: StoredRun<'a>,
+    restarts: u32,
 }
 
 impl AttachRun<'_> {
     fn result(&self) -> Result<AttachResult> {
-        let DecodeWorkload { kv_heads, dim, layers, tokens, name, .. } = self.workload;
-        let adapter = match (self.spec.adapter_fit(), self.spec.adapter_name()) {
-            ((AdapterFit::Codes, Some(bits)), Some(name)) => Some(Arc::new(self.workload.codes(&name, bits)?)),
-            ((AdapterFit::None, _), _) => None,
-            _ => anyhow::bail!("--methods {}: its adapter is not fitted here", self.spec),
-        };
-        let store = self.open()?;
-        let builder = KvLayout::builder().layers(layers.len() as u16).kv_heads(*kv_heads as u16);
-        let layout = builder.head_dim(*dim as u16).group_tokens(self.args.decode.group).dtype(DType::F16).build()?;
-        let mut sequence = store.create_sequence(&layout, CreateOptions::new().key(KEY))?;
-        if let (Some(adapter), (_, Some(bits))) = (&adapter, self.spec.adapter_fit()) {
-            let codes: MethodSpec = format!("tck:{bits}").parse()?;
-            sequence.attach_stored(codes.selector(Some(Arc::clone(adapter)))?)?;
-        }
-        self.append(&mut sequence)?;
-        drop(sequence);
+        let Self { run, restarts } = self;
+        let DecodeWorkload { kv_heads, dim, layers, tokens, name, .. } = run.workload;
+        let adapter = run.adapter()?;
+        let store = run.open()?;
+        run.create(&store, KEY, adapter.as_ref())?;
         let mut sequence = store.open_sequence(KEY, OpenSequence::new())?;
         let started = Instant::now();
-        let id = self.attach(&mut sequence, adapter.as_ref())?;
-        self.profile(&mut sequence, id)?;
+        let id = run.attach(&mut sequence, adapter.as_ref())?;
         let keys_ms = started.elapsed().as_secs_f64() * 1e3;
         let stored = sequence.store_clusters(id)?;
-        let expected = self.choices(&sequence, id)?;
+        let expected = run.choices(&sequence, id)?;
         drop(sequence);
         store.close()?;
         let (mut state_ms, mut open_ms, mut restored_layers) = (Vec::new(), Vec::new(), 0);
-        for _ in 0..self.args.restarts {
+        for _ in 0..*restarts {
             check_interrupt()?;
-            let store = self.open()?;
+            let store = run.open()?;
             let started = Instant::now();
             let mut sequence = store.open_sequence(KEY, OpenSequence::new())?;
             open_ms.push(started.elapsed().as_secs_f64() * 1e3);
             let started = Instant::now();
-            let id = self.attach(&mut sequence, adapter.as_ref())?;
+            let id = run.attach_stored(&mut sequence, adapter.as_ref())?;
             state_ms.push(started.elapsed().as_secs_f64() * 1e3);
             restored_layers = store.health().restored_layers;
             if restored_layers > 0 {
-                let found = self.choices(&sequence, id)?;
-                ensure!(found == expected, "{}: the state chooses other entries than before", self.spec);
+                let found = run.choices(&sequence, id)?;
+                ensure!(found == expected, "{}: the state chooses other entries than before", run.spec);
             }
             drop(sequence);
             store.close()?;
@@ -134,7 +130,7 @@ impl AttachRun<'_> {
         // Keys and values in f16.
         let kv = (kv_heads * dim * 4 * layers.len() * tokens) as f64;
         Ok(AttachResult {
-            method: self.spec.to_string(),
+            method: run.spec.to_string(),
             trace: name.clone(),
             tokens: *tokens,
             layers: layers.len(),
@@ -146,29 +142,61 @@ impl AttachRun<'_> {
             open_ms: rounded(median(&open_ms)),
         })
     }
+}
 
-    fn open(&self) -> Result<Store> {
+impl StoredRun<'_> {
+    pub(super) fn open(&self) -> Result<Store> {
         let options = StoreOptions::default().memory_limit(ByteSize::mib(4096));
-        open_store_with(&self.args.decode.common, None, &self.directory.join("store"), options)
+        open_store_with(&self.args.common, None, &self.directory.join("store"), options)
     }
 
-    /// Appends all tokens to all layers, and commits them.
-    fn append(&self, sequence: &mut Sequence) -> Result<()> {
-        let DecodeWorkload { kv_heads, dim, layers, tokens, .. } = self.workload;
-        let row = kv_heads * dim;
-        for first in (0..*tokens).step_by(CHUNK) {
-            let count = CHUNK.min(tokens - first);
-            for (at, layer) in layers.iter().enumerate() {
-                check_interrupt()?;
-                let rows = &layer.keys[first * row..(first + count) * row];
-                let view = TensorView::token_major(rows, count, *kv_heads, *dim);
-                sequence.append(at, view, view)?;
-            }
+    /// Returns the adapter of a method that scores members.
+    pub(super) fn adapter(&self) -> Result<Option<Arc<Adapter>>> {
+        match (self.spec.adapter_fit(), self.spec.adapter_name()) {
+            ((AdapterFit::Codes, Some(bits)), Some(name)) => Ok(Some(Arc::new(self.workload.codes(&name, bits)?))),
+            ((AdapterFit::None, _), _) => Ok(None),
+            _ => anyhow::bail!("--methods {}: its adapter is not fitted here", self.spec),
+        }
+    }
+
+    /// Creates a sequence with all tokens, and commits it. Codes of members are stored with the groups.
+    pub(super) fn create(&self, store: &Store, key: &str, adapter: Option<&Arc<Adapter>>) -> Result<()> {
+        let DecodeWorkload { kv_heads, dim, layers, .. } = self.workload;
+        let builder = KvLayout::builder().layers(layers.len() as u16).kv_heads(*kv_heads as u16);
+        let layout = builder.head_dim(*dim as u16).group_tokens(self.args.group).dtype(DType::F16).build()?;
+        let mut sequence = store.create_sequence(&layout, CreateOptions::new().key(key))?;
+        if let (Some(adapter), (_, Some(bits))) = (adapter, self.spec.adapter_fit()) {
+            let codes: MethodSpec = format!("tck:{bits}").parse()?;
+            sequence.attach_stored(codes.selector(Some(Arc::clone(adapter)))?)?;
+        }
+        for first in (0..self.workload.tokens).step_by(CHUNK) {
+            self.append(&mut sequence, first, CHUNK.min(self.workload.tokens - first))?;
         }
         Ok(sequence.commit(Durability::Sync)?)
     }
 
-    fn attach(&self, sequence: &mut Sequence, adapter: Option<&Arc<Adapter>>) -> Result<SelectorId> {
+    /// Appends `count` tokens of the workload to all layers.
+    pub(super) fn append(&self, sequence: &mut Sequence, first: usize, count: usize) -> Result<()> {
+        let DecodeWorkload { kv_heads, dim, layers, .. } = self.workload;
+        let row = kv_heads * dim;
+        for (at, layer) in layers.iter().enumerate() {
+            check_interrupt()?;
+            let rows = &layer.keys[first * row..(first + count) * row];
+            let view = TensorView::token_major(rows, count, *kv_heads, *dim);
+            sequence.append(at, view, view)?;
+        }
+        Ok(())
+    }
+
+    /// Attaches the method, which builds its clusters. It gets the recorded queries if it takes them.
+    pub(super) fn attach(&self, sequence: &mut Sequence, adapter: Option<&Arc<Adapter>>) -> Result<SelectorId> {
+        let id = self.attach_stored(sequence, adapter)?;
+        self.profile(sequence, id)?;
+        Ok(id)
+    }
+
+    /// Attaches the method, which takes its stored state if there is one.
+    fn attach_stored(&self, sequence: &mut Sequence, adapter: Option<&Arc<Adapter>>) -> Result<SelectorId> {
         Ok(sequence.attach(self.spec.selector(adapter.map(Arc::clone))?)?)
     }
 
@@ -187,7 +215,7 @@ impl AttachRun<'_> {
 
     fn choices(&self, sequence: &Sequence, id: SelectorId) -> Result<Choices> {
         let form = self.spec.aggregation().unwrap_or(HeadAggregation::Softmax);
-        let budget = self.args.decode.budgets.first().context("--budgets: one is needed")?.budget;
+        let budget = self.args.budgets.first().context("--budgets: one is needed")?.budget;
         let options = SelectOptions::new(budget).aggregation(form);
         let mut choices = Choices::new();
         for (at, layer) in self.workload.layers.iter().enumerate() {

@@ -6,6 +6,7 @@
 //! | `build` | `build` | medoid clusters from co-activation, and k-means |
 //! | `adapt`, `growth` | `adapt` | the variance of clusters whose keys grow |
 //! | `cache` | `cache` | hit rates of cache policies on clusters |
+//! | `costs` | `costs` | operations on sequences with stored clusters that nobody uses |
 //! | `decode` | `decode` | requests, bytes and times of decode steps, from groups and from stored clusters |
 //! | `grow` | `grow` | clusters that are stored again while a sequence grows |
 //! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
@@ -27,6 +28,7 @@ mod build;
 mod cache;
 mod cluster_blocks;
 mod clustered;
+mod costs;
 mod decode;
 mod distance;
 mod grow;
@@ -46,6 +48,7 @@ use attach::ClusterAttachArgs;
 use build::ClusterBuildArgs;
 use cache::ClusterCacheArgs;
 use clap::Subcommand;
+use costs::ClusterCostsArgs;
 use decode::ClusterDecodeArgs;
 use distance::ClusterDistanceArgs;
 use grow::ClusterGrowArgs;
@@ -65,6 +68,8 @@ pub(crate) enum ClusterCommand {
     Adapt(ClusterAdaptArgs),
     /// Measures hit rates of cache policies on the clusters that queries retrieve.
     Cache(ClusterCacheArgs),
+    /// Measures operations on sequences with stored clusters that nobody uses.
+    Costs(ClusterCostsArgs),
     /// Measures decode steps that read chosen clusters, from groups and from pages of stored clusters.
     Decode(ClusterDecodeArgs),
     /// Measures clusters that are stored again and again while a sequence grows.
@@ -88,6 +93,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
     match command {
         ClusterCommand::Build(args) => build::run(args),
         ClusterCommand::Attach(args) => attach::run(args),
+        ClusterCommand::Costs(args) => costs::run(args),
         ClusterCommand::Adapt(args) => adapt::run(args),
         ClusterCommand::Cache(args) => cache::run(args),
         ClusterCommand::Decode(args) => decode::run(args),
