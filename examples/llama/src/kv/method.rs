@@ -99,7 +99,8 @@ impl Policy {
     /// Returns whether the method chooses by clusters, which a sequence can store.
     #[must_use]
     pub fn has_clusters(&self) -> bool {
-        matches!(self, Self::Method(spec) if matches!(spec.method().unit, ChosenUnit::Clusters { .. } | ChosenUnit::Blocks))
+        let Self::Method(spec) = self else { return false };
+        matches!(spec.method().unit, ChosenUnit::Clusters { .. } | ChosenUnit::Blocks)
     }
 
     /// Returns the rank of reconstructed keys, or `None` if keys are read.
