@@ -1,7 +1,7 @@
 //! `kvbench cluster costs` measures what a sequence with stored clusters costs while nobody uses them.
 //!
 //! 1. Two sequences get the same tokens, and one of them stores clusters.
-//! 2. Each round opens both in turn, commits one more token, forks, deletes the fork, and closes. No method is attached.
+//! 2. Each round opens both in turn, commits a token more, forks, deletes the fork and closes. No method is attached.
 //!
 //! Times are medians over the rounds.
 

@@ -124,7 +124,7 @@ mod x86 {
         exp2(_mm512_max_ps(_mm512_mul_ps(_mm512_sub_ps(x, max), factor), limit))
     }
 
-    /// Returns `2^x` for `x >= LEAST_EXPONENT` with a relative error of about 8e-5, which is far below the rounding of bf16.
+    /// Returns `2^x` from the least exponent on, with a relative error of about 8e-5, far below the rounding of bf16.
     #[inline]
     #[target_feature(enable = "avx512f,avx512dq,avx512bf16")]
     fn exp2(x: __m512) -> __m512 {
