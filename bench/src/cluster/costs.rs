@@ -1,7 +1,8 @@
-//! `kvbench cluster costs` measures what a sequence with stored clusters costs while nobody uses them.
+//! `kvbench cluster costs` measures what a sequence with stored clusters costs until they are used.
 //!
 //! 1. Two sequences get the same tokens, and one of them stores clusters.
-//! 2. Each round opens both in turn, commits a token more, forks, deletes the fork and closes. No method is attached.
+//! 2. In each round, each sequence is opened, gets a token and a commit, is forked, loses the fork, and is closed. No
+//!    method is attached.
 //!
 //! Times are medians over the rounds.
 

@@ -6,7 +6,7 @@
 //! | `build` | `build` | medoid clusters from co-activation, and k-means |
 //! | `adapt`, `growth` | `adapt` | the variance of clusters whose keys grow |
 //! | `cache` | `cache` | hit rates of cache policies on clusters |
-//! | `costs` | `costs` | operations on sequences with stored clusters that nobody uses |
+//! | `costs` | `costs` | operations on sequences whose stored clusters are not used |
 //! | `decode` | `decode` | requests, bytes and times of decode steps, from groups and from stored clusters |
 //! | `grow` | `grow` | clusters that are stored again while a sequence grows |
 //! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
@@ -68,7 +68,7 @@ pub(crate) enum ClusterCommand {
     Adapt(ClusterAdaptArgs),
     /// Measures hit rates of cache policies on the clusters that queries retrieve.
     Cache(ClusterCacheArgs),
-    /// Measures operations on sequences with stored clusters that nobody uses.
+    /// Measures operations on sequences whose stored clusters are not used.
     Costs(ClusterCostsArgs),
     /// Measures decode steps that read chosen clusters, from groups and from pages of stored clusters.
     Decode(ClusterDecodeArgs),

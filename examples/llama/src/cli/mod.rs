@@ -214,7 +214,7 @@ impl CacheArgs {
         let policy = self.policy.policy(key_dimensions)?;
         ensure!(
             !self.store_clusters || policy.has_clusters(),
-            "--store-clusters needs a policy that chooses by clusters, such as dynakv:16 or swarm:8:members; {policy} \
+            "--store-clusters needs a policy that chooses by clusters, such as dynakv:16; {policy} \
              has none"
         );
         Ok(KvOptions {
