@@ -64,17 +64,10 @@ struct AttachResult {
 
 /// Runs `kvbench cluster attach`.
 pub(super) fn run(args: &ClusterAttachArgs) -> Result<()> {
-    let workload = DecodeWorkload::new(&args.decode)?;
-    for method in args.decode.methods.iter().filter(|method| method.has_clusters()) {
-        eprintln!("kvbench: {}: {} tokens of {}", method.spec, workload.tokens, workload.name);
-        let directory = tempfile::tempdir_in(&args.decode.common.device)
-            .with_context(|| format!("--device {}", args.decode.common.device.display()))?;
-        let (spec, directory) = (&method.spec, directory.path());
-        let run = StoredRun { args: &args.decode, workload: &workload, spec, directory };
-        let run = AttachRun { run, restarts: args.restarts };
-        print(args.decode.common.json, &format!("{}, attached", method.spec), &run.result()?)?;
-    }
-    Ok(())
+    StoredRun::each(&args.decode, |run| {
+        let title = format!("{}, attached", run.spec);
+        print(args.decode.common.json, &title, &AttachRun { run, restarts: args.restarts }.result()?)
+    })
 }
 
 /// The entries of each KV head that each step chooses, layer by layer.
@@ -90,7 +83,7 @@ pub(super) struct StoredRun<'a> {
 
 /// The run of one method with restarts.
 struct AttachRun<'a> {
-    run: StoredRun<'a>,
+    run: &'a StoredRun<'a>,
     restarts: u32,
 }
 
@@ -145,6 +138,18 @@ impl AttachRun<'_> {
 }
 
 impl StoredRun<'_> {
+    /// Calls `measure` for each method with clusters, with a new directory on the device.
+    pub(super) fn each(args: &ClusterDecodeArgs, mut measure: impl FnMut(&StoredRun<'_>) -> Result<()>) -> Result<()> {
+        let workload = DecodeWorkload::new(args)?;
+        for method in args.methods.iter().filter(|method| method.has_clusters()) {
+            eprintln!("kvbench: {}: {} tokens of {}", method.spec, workload.tokens, workload.name);
+            let directory = tempfile::tempdir_in(&args.common.device)
+                .with_context(|| format!("--device {}", args.common.device.display()))?;
+            measure(&StoredRun { args, workload: &workload, spec: &method.spec, directory: directory.path() })?;
+        }
+        Ok(())
+    }
+
     pub(super) fn open(&self) -> Result<Store> {
         let options = StoreOptions::default().memory_limit(ByteSize::mib(4096));
         open_store_with(&self.args.common, None, &self.directory.join("store"), options)

@@ -8,10 +8,10 @@
 
 use super::args::count;
 use super::attach::StoredRun;
-use super::decode::{ClusterDecodeArgs, DecodeWorkload};
+use super::decode::ClusterDecodeArgs;
 use crate::support::interrupt::check_interrupt;
 use crate::support::report::{median, print, ratio, rounded};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use serde::Serialize;
 use std::time::Instant;
@@ -53,29 +53,23 @@ const OPERATIONS: [&str; 5] = ["open", "commit", "fork", "delete", "close"];
 
 /// Runs `kvbench cluster costs`.
 pub(super) fn run(args: &ClusterCostsArgs) -> Result<()> {
-    let workload = DecodeWorkload::new(&args.decode)?;
-    for method in args.decode.methods.iter().filter(|method| method.has_clusters()) {
-        eprintln!("kvbench: {}: {} tokens of {}", method.spec, workload.tokens, workload.name);
-        let directory = tempfile::tempdir_in(&args.decode.common.device)
-            .with_context(|| format!("--device {}", args.decode.common.device.display()))?;
-        let (spec, directory) = (&method.spec, directory.path());
-        let run = StoredRun { args: &args.decode, workload: &workload, spec, directory };
-        for (operation, [plain, clusters]) in OPERATIONS.into_iter().zip(times(&run, args.cost_rounds)?) {
+    StoredRun::each(&args.decode, |run| {
+        for (operation, [plain, clusters]) in OPERATIONS.into_iter().zip(times(run, args.cost_rounds)?) {
             let (plain_ms, clusters_ms) = (median(&plain), median(&clusters));
             let result = CostResult {
-                method: spec.to_string(),
-                trace: workload.name.clone(),
-                tokens: workload.tokens,
-                layers: workload.layers.len(),
+                method: run.spec.to_string(),
+                trace: run.workload.name.clone(),
+                tokens: run.workload.tokens,
+                layers: run.workload.layers.len(),
                 operation,
                 plain_ms: rounded(plain_ms),
                 clusters_ms: rounded(clusters_ms),
                 ratio: ratio(clusters_ms, plain_ms),
             };
-            print(args.decode.common.json, &format!("{spec}, {operation}"), &result)?;
+            print(args.decode.common.json, &format!("{}, {operation}", run.spec), &result)?;
         }
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 /// Returns the milliseconds of each operation and round, without and with stored clusters.
