@@ -39,8 +39,8 @@ impl Sequence {
     /// [`ErrorKind::InvalidArgument`]: no such selector, a method without clusters, no committed group that its
     /// clusters cover, or a layout of sliding layers alone. [`ErrorKind::ReadOnly`]. [`ErrorKind::NoSpace`]: the store
     /// is full; no sequence is evicted for clusters. [`ErrorKind::MemoryLimit`]; [`ErrorKind::Corruption`],
-    /// [`ErrorKind::Io`]: groups that cannot be read. The sequence has its earlier clusters then, as far as a full store
-    /// did not give them up.
+    /// [`ErrorKind::Io`]: groups that cannot be read. The sequence has its earlier clusters then, unless a full store
+    /// gave them up.
     /// [`ErrorKind::Indeterminate`]: as [`Sequence::commit`].
     pub fn store_clusters(&mut self, selector: SelectorId) -> Result<StoredClusters> {
         self.store_clusters_with(selector, StoreClusterOptions::new())
