@@ -57,8 +57,10 @@ const GROUP: usize = 8;
 /// The tokens of a sequence in a store.
 const TOKENS: usize = 8000;
 const SHAPE: KeyShape = KeyShape { kv_heads: KV_HEADS, key_dim: DIM, group_tokens: GROUP, dtype: DType::F32 };
-const METHODS: [&str; 16] = [
+const METHODS: [&str; 18] = [
     "tokens",
+    "balanced:8",
+    "balanced:8:members",
     "dynakv:4",
     "dynakv:16:joint",
     "dynakv:8:members",

@@ -17,7 +17,9 @@ const DIM: usize = SHAPE.dim;
 const GROUP: usize = SHAPE.group;
 
 /// Every method that chooses entries without a profile, some of them in two ways.
-const METHODS: [&str; 9] = [
+const METHODS: [&str; 11] = [
+    "balanced:8",
+    "balanced:8:joint",
     "dynakv:8",
     "dynakv:8:joint",
     "clusterkv:8",
@@ -68,7 +70,7 @@ fn every_cluster_is_full_attention_to_the_bit() {
     let mut stored = empty();
     stored.append(1003, 1);
     let all = stored.sequence.select(0, SelectRequest::all()).unwrap();
-    for method in ["dynakv:4", "clusterkv:4", "kmeans:4", "kmeans:4:joint", "pqcache:16", "tokens"] {
+    for method in ["balanced:4", "dynakv:4", "clusterkv:4", "kmeans:4", "kmeans:4:joint", "pqcache:16", "tokens"] {
         let id = attach(&mut stored, method);
         for seed in 0..4 {
             let chosen = stored.select(id, &SHAPE.query(seed), 1003);
@@ -150,7 +152,7 @@ fn the_best_single_tokens_keep_the_most_attention_weight() {
     stored.append(1000, 6);
     let keys = SHAPE.rows(0, 1000, 6);
     let mut weights = Vec::new();
-    let with_codes = ["dynakv:8:members:heads", "clusterkv:8:members:heads", "kmeans:8:members"];
+    let with_codes = ["balanced:8:members", "dynakv:8:members:heads", "clusterkv:8:members:heads", "kmeans:8:members"];
     let with_codes = with_codes.iter().filter(|_| adapter().is_some());
     for method in ["tokens"].iter().chain(&METHODS).chain(with_codes) {
         let id = attach(&mut stored, method);

@@ -16,8 +16,8 @@ use stratakv_testing::{EntrySequence, EntryShape, TestStore, summary_bytes};
 
 const SHAPE: EntryShape = EntryShape { kv_heads: 2, q_heads: 4, dim: 8, group: 8 };
 /// A method of each kind of summary. The last two need a profile.
-const METHODS: [&str; 7] =
-    ["dynakv:8", "clusterkv:8:joint", "kmeans:8", "pqcache:16", "tokens", "swarm:8", "infllm:16"];
+const METHODS: [&str; 8] =
+    ["balanced:8", "dynakv:8", "clusterkv:8:joint", "kmeans:8", "pqcache:16", "tokens", "swarm:8", "infllm:16"];
 const TOKENS: usize = 700;
 
 /// The state of a sequence, its methods and its store, as a caller sees it.
@@ -112,6 +112,8 @@ fn names_and_sizes_out_of_range_are_refused() {
         "dynakv:99999999999999999999999",
         "dynakv:8:16",
         "dynakv:8:raw:8",
+        "balanced:0",
+        "balanced:window",
         "kmeans:0",
         "clusterkv:x",
         "pqcache:0",
@@ -133,7 +135,7 @@ fn names_and_sizes_out_of_range_are_refused() {
     for name in names {
         subject.refuses(name, ErrorKind::InvalidArgument, |_| parse(name));
     }
-    for name in ["dynakv:members", "clusterkv:members", "kmeans:members", "swarm:members"] {
+    for name in ["balanced:members", "dynakv:members", "clusterkv:members", "kmeans:members", "swarm:members"] {
         let spec: MethodSpec = name.parse().unwrap();
         subject.refuses(name, ErrorKind::InvalidArgument, |_| spec.selector(None));
     }
@@ -141,9 +143,13 @@ fn names_and_sizes_out_of_range_are_refused() {
 
 #[test]
 fn a_mean_size_above_the_entries_makes_one_cluster() {
-    for name in
-        ["dynakv:1000000", "dynakv:18446744073709551615:joint", "kmeans:100000", "clusterkv:18446744073709551615"]
-    {
+    for name in [
+        "balanced:18446744073709551615",
+        "dynakv:1000000",
+        "dynakv:18446744073709551615:joint",
+        "kmeans:100000",
+        "clusterkv:18446744073709551615",
+    ] {
         let mut stored = EntrySequence::new(SHAPE, Store::options());
         stored.append(TOKENS, 3);
         let id = stored.attach(name);
@@ -164,7 +170,9 @@ fn adapters_of_other_layouts_are_refused() {
     let other = EntryShape { dim: 4, ..SHAPE };
     let adapter = |layers| Arc::new(Adapter::new("codes", 1, layers).unwrap());
     let (none, fewer) = (adapter(vec![LayerAdapter::None]), adapter(Vec::new()));
-    for name in ["dynakv:8:members", "clusterkv:8:members", "kmeans:8:members:heads", "swarm:4:members"] {
+    for name in
+        ["balanced:8:members", "dynakv:8:members", "clusterkv:8:members", "kmeans:8:members:heads", "swarm:4:members"]
+    {
         let spec: MethodSpec = name.parse().unwrap();
         subject.refuses(name, ErrorKind::LayoutMismatch, |own| own.sequence.attach(other.selector(name)));
         subject.refuses(name, ErrorKind::InvalidArgument, |own| {
@@ -360,7 +368,8 @@ fn two_builds_at_once_have_clusters_of_their_own() {
     assert_eq!(subject.state(), before);
     // Methods of the same clusters share them, so a profile of either is one of both.
     let again = subject.stored.attach("swarm:8");
-    let (swarm, query) = (subject.methods[5], SHAPE.query(2));
+    let nth = METHODS.iter().position(|method| *method == "swarm:8").unwrap();
+    let (swarm, query) = (subject.methods[nth], SHAPE.query(2));
     let entries = |id| SHAPE.entries(&subject.stored.select(id, &query, 320));
     assert_eq!(entries(again), entries(swarm));
     assert_eq!(entries(again), found[0]);

@@ -9,8 +9,17 @@ const SHAPE: EntryShape = EntryShape { kv_heads: 2, q_heads: 4, dim: 32, group: 
 /// A number that leaves a tail of seven tokens.
 const TOKENS: usize = 903;
 
-const METHODS: [&str; 8] =
-    ["dynakv:8", "dynakv:8:joint", "clusterkv:8", "kmeans:8:joint", "pqcache:16", "tokens", "swarm:8", "infllm:32"];
+const METHODS: [&str; 9] = [
+    "balanced:8:joint",
+    "dynakv:8",
+    "dynakv:8:joint",
+    "clusterkv:8",
+    "kmeans:8:joint",
+    "pqcache:16",
+    "tokens",
+    "swarm:8",
+    "infllm:32",
+];
 
 fn layout(codec: PlaneCodec) -> KvLayout {
     let layer = LayerSpec::full(SHAPE.kv_heads as u16, SHAPE.dim as u16).codecs(codec, codec);

@@ -79,7 +79,7 @@ fn take_state(bytes: &[u8]) {
     let shape = KeyShape { kv_heads: 2, key_dim: 2, group_tokens: 8, dtype: DType::F32 };
     let (flags, bytes) = bytes.split_first().unwrap_or((&0, &[]));
     let groups = usize::from(flags % 16) + 1;
-    for method in ["dynakv:4", "dynakv:4:joint", "swarm:4"] {
+    for method in ["balanced:4", "dynakv:4", "dynakv:4:joint", "swarm:4"] {
         let spec: MethodSpec = method.parse().expect("a method");
         for kind in spec.selector(None).expect("a selector").summaries() {
             let mut summary = kind.layer(0, shape).expect("a layer");

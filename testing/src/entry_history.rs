@@ -24,6 +24,7 @@ const TOKENS_MAX: usize = 900;
 /// The methods that histories attach.
 const METHODS: &[&str] = &[
     "tokens",
+    "balanced:4:members",
     "dynakv:4",
     "dynakv:8:joint",
     "dynakv:8:members",

@@ -26,7 +26,15 @@ use tempfile::TempDir;
 const SHAPE: EntryShape = EntryShape { kv_heads: 2, q_heads: 4, dim: 8, group: 8 };
 const TOKENS: usize = 900;
 /// Clusters by centroids per KV head, by members' codes, and by medoids.
-const METHODS: [&str; 5] = ["dynakv:8", "dynakv:8:members", "dynakv:8:joint", "swarm:8", "swarm:8:members"];
+const METHODS: [&str; 7] = [
+    "balanced:8",
+    "balanced:8:members",
+    "dynakv:8",
+    "dynakv:8:members",
+    "dynakv:8:joint",
+    "swarm:8",
+    "swarm:8:members",
+];
 
 fn options(dirs: &[PathBuf]) -> StoreOptions {
     let options = dirs.iter().fold(Store::options(), |options, dir| options.device(dir));

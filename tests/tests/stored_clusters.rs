@@ -103,6 +103,7 @@ impl Fixture {
 #[test]
 fn kvfsck_reads_the_clusters_of_every_method() {
     let cases = [
+        ("balanced:8:joint", DType::F16, PlaneCodec::Raw, false),
         ("dynakv:8", DType::F16, PlaneCodec::Raw, true),
         ("dynakv:8:joint", DType::F32, PlaneCodec::Int8, false),
         ("kmeans:16:joint", DType::Bf16, PlaneCodec::Int4, false),
@@ -130,6 +131,7 @@ fn kvfsck_reads_the_clusters_of_every_method() {
 #[test]
 fn clusters_that_grow_keep_most_pages_and_every_check() {
     let cases = [
+        ("balanced:8", DType::F16, PlaneCodec::Int8),
         ("dynakv:8", DType::F16, PlaneCodec::Raw),
         ("dynakv:8:joint", DType::F32, PlaneCodec::Int8),
         ("clusterkv:8:heads", DType::Bf16, PlaneCodec::Raw),

@@ -6,6 +6,7 @@
 //! - [`SelectRequest::selector`](crate::SelectRequest::selector) chooses groups by it.
 
 mod adapter;
+mod balanced;
 mod block_mean;
 mod bounds;
 mod byte_rows;

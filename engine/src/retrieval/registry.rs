@@ -11,8 +11,8 @@ use crate::retrieval::cluster_choice::{ChosenBy, HeadSharing};
 use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodChoice, MethodParameter};
 use crate::retrieval::selector::{HeadAggregation, Selector};
 use crate::retrieval::{
-    block_mean, bounds, dynakv, exact, fixed_clusters, infllm, low_rank, pqcache, shadowkv, sign_bits, swarm, tokens,
-    transform_coded,
+    balanced, block_mean, bounds, dynakv, exact, fixed_clusters, infllm, low_rank, pqcache, shadowkv, sign_bits, swarm,
+    tokens, transform_coded,
 };
 use std::fmt;
 use std::str::FromStr;
@@ -28,6 +28,7 @@ const METHODS: &[&Method] = &[
     &block_mean::BLOCK_MEAN,
     &transform_coded::TRANSFORM_CODED,
     &sign_bits::SIGN_BITS,
+    &balanced::BALANCED,
     &dynakv::DYNAKV,
     &fixed_clusters::CLUSTERKV,
     &fixed_clusters::KMEANS,
@@ -287,7 +288,7 @@ mod tests {
         {
             assert_eq!(text.parse::<MethodSpec>().unwrap().to_string(), text);
         }
-        for text in ["pqcache:64", "tokens:raw", "swarm:8:window"] {
+        for text in ["pqcache:64", "tokens:raw", "swarm:8:window", "balanced:8:members"] {
             assert_eq!(text.parse::<MethodSpec>().unwrap().to_string(), text);
         }
         assert_eq!("kmeans:members".parse::<MethodSpec>().unwrap().to_string(), "kmeans:16:members");

@@ -5,7 +5,7 @@ use crate::retrieval::cluster_choice::member_codes::CodedMembers;
 use crate::retrieval::cluster_choice::recent_tokens::RecentTokens;
 use crate::retrieval::cluster_choice::representatives::{HeadProducts, RepresentativeRows};
 use crate::retrieval::cluster_choice::take::{Overlap, Taken, take_clusters};
-use crate::retrieval::entry_selector::EntryRequest;
+use crate::retrieval::entry_selector::{ChosenEntries, EntryRequest};
 
 /// Clusters by which the prefetch of members is ahead.
 const AHEAD: usize = 16;
@@ -31,29 +31,31 @@ pub(crate) trait ClusterList {
     fn representatives(&self) -> Option<RepresentativeRows<'_>>;
 }
 
-/// The choice from one list: its clusters, then the recent tokens, each as a cluster of its own.
+/// The choice from one list: its clusters, then the recent tokens, each run of them as a cluster of its own.
 pub(crate) struct ListChoice<'a> {
     list: &'a dyn ClusterList,
     /// The clusters of the list.
     clusters: usize,
     recent: &'a [u32],
+    /// The recent tokens that are chosen together.
+    run: usize,
 }
 
 impl<'a> ListChoice<'a> {
     pub(crate) fn new(list: &'a dyn ClusterList, recent: &'a [u32]) -> Self {
-        Self { list, clusters: list.count(), recent }
+        Self { list, clusters: list.count(), recent, run: 1 }
     }
 
-    /// Returns the number of clusters, clusters of one included.
+    /// Returns the number of clusters, runs of recent tokens included.
     pub(crate) fn len(&self) -> usize {
-        self.clusters + self.recent.len()
+        self.clusters + self.recent.len().div_ceil(self.run)
     }
 
     /// Returns the members of a cluster.
     pub(crate) fn members(&self, cluster: usize) -> &'a [u32] {
         match cluster.checked_sub(self.clusters) {
             None => self.list.members(cluster),
-            Some(recent_token) => &self.recent[recent_token..=recent_token],
+            Some(run) => &self.recent[run * self.run..self.recent.len().min((run + 1) * self.run)],
         }
     }
 
@@ -93,7 +95,7 @@ impl<'a> ListChoice<'a> {
 /// Chooses clusters of list `at`, which holds the keys of `head`, or of all heads.
 ///
 /// `codes` score the members. Without codes, the representatives are scored. The tokens of `first` are taken before any
-/// cluster. Each token of `recent` is a cluster of its own.
+/// cluster. Each run of `recent` is a cluster of its own.
 pub(crate) fn choose_clusters(
     list: &dyn ClusterList,
     (at, head): (usize, Option<usize>),
@@ -101,7 +103,7 @@ pub(crate) fn choose_clusters(
     (first, recent): (impl Iterator<Item = u32>, &RecentTokens<'_>),
     ask: &EntryRequest<'_>,
 ) -> Taken {
-    let choice = ListChoice::new(list, recent.tokens());
+    let choice = ListChoice { run: recent.run(), ..ListChoice::new(list, recent.tokens()) };
     let scores = match codes {
         Some(codes) => choice.scores(codes, at, ask),
         None => {
@@ -111,4 +113,22 @@ pub(crate) fn choose_clusters(
         }
     };
     choice.take(&scores, first, ask)
+}
+
+/// Chooses clusters of each list of a layer, in which `lists` names the KV head of each. `recent` returns the tokens of
+/// a head that are in no cluster. Other arguments are as in [`choose_clusters`].
+pub(crate) fn choose_from_lists<'a>(
+    lists: impl Iterator<Item = (&'a dyn ClusterList, Option<usize>)>,
+    codes: Option<&CodedMembers>,
+    recent: impl Fn(Option<usize>) -> RecentTokens<'a>,
+    ask: &EntryRequest<'_>,
+) -> ChosenEntries {
+    let mut chosen = ChosenEntries::default();
+    for (at, (list, head)) in lists.enumerate() {
+        let taken = choose_clusters(list, (at, head), codes, (std::iter::empty(), &recent(head)), ask);
+        chosen.runs += taken.runs();
+        chosen.heads.push(taken.tokens);
+        chosen.clusters.push(taken.clusters);
+    }
+    chosen
 }

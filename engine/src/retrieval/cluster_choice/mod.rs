@@ -32,7 +32,7 @@ mod waiting_keys;
 pub(crate) use choice_bytes::{
     coded_bytes, list_choice_bytes, product_bytes, recent_bytes, take_bytes, token_choice_bytes,
 };
-pub(crate) use cluster_list::{ClusterList, ListChoice, choose_clusters};
+pub(crate) use cluster_list::{ClusterList, ListChoice, choose_clusters, choose_from_lists};
 pub(crate) use clustered_keys::{ClusteredKeys, FIRST_ENTRIES, cluster_keys, cluster_keys_bytes};
 pub(crate) use key_space::KeySpace;
 pub(crate) use member_codes::{coded_members, codes_in, member_codes};

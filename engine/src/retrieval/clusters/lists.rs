@@ -17,6 +17,11 @@ impl ClusterLists {
         Self::default()
     }
 
+    /// Returns lists without a cluster, with room for `clusters` clusters and `stored` members in all.
+    pub(super) fn with_capacity(clusters: usize, stored: usize) -> Self {
+        Self { ends: Vec::with_capacity(clusters), members: Vec::with_capacity(stored) }
+    }
+
     /// Returns lists from the cluster of each entry. Every cluster of `assignment` is below `clusters`.
     ///
     /// # Errors

@@ -19,6 +19,7 @@
 //! | `centroids` | the centroid that is nearest to a key | |
 //! | `member_lists` | the members of clusters that change | |
 //! | `adapt` | clusters that adapt while the context grows | DynaKV, Algorithm 1 |
+//! | `bisection` | clusters of equal size | |
 //! | `chain` | an order in which neighbours are retrieved together | DynaKV, equation 8 |
 //! | `planted` | a generator of planted co-activation | |
 //!
@@ -31,6 +32,7 @@
 
 mod activation;
 mod adapt;
+mod bisection;
 mod centroids;
 mod chain;
 mod closeness;
@@ -50,6 +52,7 @@ mod swarm;
 
 pub use activation::ActivationRule;
 pub use adapt::{AdaptOptions, Adaptation, AdaptiveClusters, SplitRequest};
+pub use bisection::{bisect, bisect_bytes_for};
 pub use centroids::CentroidPrecision;
 pub use chain::{chain, chain_bytes_for, runs_in_order};
 pub use closeness::{ClusterRadius, Normalisation};

@@ -4,7 +4,8 @@ use super::summary::{FixedClusterSpec, FixedLayer, LaterTokens};
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
 use crate::retrieval::cluster_choice::{
-    ClusterList, ClusterOptions, HeadSharing, choose_clusters, coded_members, codes_in, list_choice_bytes, member_codes,
+    ClusterList, ClusterOptions, HeadSharing, choose_from_lists, coded_members, codes_in, list_choice_bytes,
+    member_codes,
 };
 use crate::retrieval::entry_selector::{ChosenEntries, ClusterFacts, EntryRequest, EntrySelector};
 use crate::retrieval::selector::{ScoreRequest, Selector, no_group_scores, summary_as};
@@ -73,16 +74,8 @@ impl EntrySelector for FixedClusterSelector {
         let layer: &FixedLayer = summary_as(summaries)?;
         let is_joint = self.options.sharing == HeadSharing::Joint;
         let codes = self.codes.as_ref().map(|_| coded_members(summaries, ask, is_joint)).transpose()?;
-        let heads = self.options.heads(&ask.shape);
-        let mut chosen = ChosenEntries::default();
-        for (at, (list, head)) in layer.lists().iter().zip(heads).enumerate() {
-            let recent = layer.recent(head, codes.is_none());
-            let taken = choose_clusters(list, (at, head), codes.as_ref(), (std::iter::empty(), &recent), ask);
-            chosen.runs += taken.runs();
-            chosen.heads.push(taken.tokens);
-            chosen.clusters.push(taken.clusters);
-        }
-        Ok(chosen)
+        let lists = layer.lists().iter().map(|list| list as &dyn ClusterList).zip(self.options.heads(&ask.shape));
+        Ok(choose_from_lists(lists, codes.as_ref(), |head| layer.recent(head, self.codes.is_none()), ask))
     }
 
     fn cluster<'a>(
