@@ -26,11 +26,9 @@ check: docs
   typos
   cargo deny --log-level error check bans licenses sources
 
-# All tests of the workspace, then the drivers and codecs behind features.
+# All tests of the workspace, with every driver, codec and event.
 test:
-  cargo test --workspace
-  cargo test --quiet -p stratakv --features glommio,tokio-uring,zstd,tracing --lib -- conformance codec
-  STRATAKV_TEST_BATCHES=2000 cargo test --quiet -p stratakv --features glommio,tokio-uring,zstd,tracing --test batches --test tracing
+  STRATAKV_TEST_BATCHES=2000 cargo test --workspace
 
 # Simulated crashes, planted faults, killed processes, power failures under ext4 and XFS (root), random histories.
 crash:
