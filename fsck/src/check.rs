@@ -163,7 +163,7 @@ fn check_frames(inputs: &FrameInputs<'_>, totals: &mut CheckTotals, sink: &Sink)
     totals.summaries = counts.summaries.get();
     totals.payload_bytes = counts.payload_bytes.get();
     totals.bytes = counts.bytes.get();
-    PoolMap::new(&jobs, &found.named_bytes, found.directories)
+    PoolMap::new(&jobs, &infos, &found.named, found.directories)
 }
 
 /// Checks every frame of every job, and returns the content of each frame whose header is valid.

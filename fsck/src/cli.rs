@@ -16,6 +16,7 @@ Examples:
   kvfsck check /nvme0/kv                  Check a store on one device
   kvfsck check /nvme0/kv /nvme1/kv        Check a store on two devices; name all of them
   kvfsck check --json /nvme0/kv | jq .    Print the report for programs
+  kvfsck map /nvme0/kv                    List pools and the clusters that they store
   kvfsck check-export session.skv         Check an exported sequence before you import or keep it
 
 Exit codes:
@@ -25,6 +26,16 @@ Exit codes:
   4  a version or feature that this kvfsck does not know (takes precedence over 1 and 5)
   5  an I/O error (takes precedence over 1)
   6  a writer has the store open";
+
+const MAP_EXAMPLES: &str = "\
+Examples:
+  kvfsck map /nvme0/kv /nvme1/kv
+  kvfsck map --json /nvme0/kv | jq '.pools.frames[] | select(.dead_pages > .named_pages)'
+
+Pages of a frame:
+  named  a directory in force names the page
+  dead   it was written with the frame, and no directory in force names it
+  free   it was not written with the frame, and no directory in force names it";
 
 const EXPORT_EXAMPLES: &str = "\
 Examples:
@@ -54,10 +65,12 @@ enum Command {
     /// every committed token is stored. It never writes. The store must be closed, or open for reading only.
     #[command(after_help = EXAMPLES)]
     Check(CheckArgs),
-    /// Lists the segments for pools, and the clusters that they store
+    /// Lists segments and frames for pools, and the clusters that they store
     ///
-    /// The list has bytes, pages and live shares of segments, and method, covered tokens and pages of each directory of
-    /// clusters. It checks the store first, and has the exit codes of `check`.
+    /// The list has bytes and live shares of segments, and named, dead and free pages and the runs of each frame. Of
+    /// each directory of clusters it has method, covered tokens and pages. `map` checks the store first, and has the
+    /// exit codes of `check`.
+    #[command(after_help = MAP_EXAMPLES)]
     Map(MapArgs),
     /// Checks the file of an exported sequence; needs no store
     ///

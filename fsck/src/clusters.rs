@@ -17,6 +17,7 @@ use crate::devices::Devices;
 use crate::finding::{Code, Finding, Sink};
 use crate::frames::{DirectoryExtent, FrameInfo};
 use crate::io::{self, StoreFile};
+use crate::named_pages::{NamedPage, NamedPages};
 use crate::pool_map::StoredDirectory;
 use crate::replay::{Frame, State};
 use crate::report::ClusterTotals;
@@ -39,8 +40,8 @@ pub(crate) struct FoundClusters {
     pub(crate) totals: ClusterTotals,
     /// The directories in force.
     pub(crate) directories: Vec<StoredDirectory>,
-    /// Bytes of pages that directories in force name, by device and segment.
-    pub(crate) named_bytes: BTreeMap<(u16, u32), u64>,
+    /// The pages that directories in force name.
+    pub(crate) named: NamedPages,
 }
 
 /// Checks the clusters of all live derived frames. `infos` holds the frames whose header is valid.
@@ -61,8 +62,7 @@ pub(crate) fn check(
         full,
         sink,
         files: HashMap::new(),
-        named: HashSet::new(),
-        named_bytes: BTreeMap::new(),
+        named: NamedPages::default(),
         found: Vec::new(),
         states: FoundStates::default(),
         totals: ClusterTotals::default(),
@@ -98,10 +98,10 @@ pub(crate) fn check(
             }
         }
     }
-    let ClusterChecker { mut totals, mut found, named_bytes, states, .. } = checker;
+    let ClusterChecker { mut totals, mut found, named, states, .. } = checker;
     (totals.states, totals.state_bytes) = states.whole();
     found.sort_by_key(|own| (own.origin, own.set, own.layer, own.head));
-    FoundClusters { totals, directories: found, named_bytes }
+    FoundClusters { totals, directories: found, named }
 }
 
 /// The pieces of a directory, in the order of their frame, and its layer.
@@ -201,9 +201,8 @@ struct ClusterChecker<'a> {
     sink: &'a Sink,
     /// The segment files that were opened, by device and segment. A file that cannot be opened was reported.
     files: HashMap<(u16, u32), Option<StoreFile>>,
-    /// The pages that directories in force name: frame and page.
-    named: HashSet<(u64, u32)>,
-    named_bytes: BTreeMap<(u16, u32), u64>,
+    /// The pages that directories in force name.
+    named: NamedPages,
     found: Vec<StoredDirectory>,
     states: FoundStates,
     totals: ClusterTotals,
@@ -332,6 +331,7 @@ impl<'a> ClusterChecker<'a> {
             clusters: u64::from(header.clusters.get()),
             entries: header.entries.get(),
             pages: 0,
+            runs: 0,
             page_bytes: 0,
             directory_bytes: directory.bytes,
         }
@@ -352,20 +352,23 @@ impl<'a> ClusterChecker<'a> {
             let PieceTables::Clusters(table) = piece.tables() else { continue };
             for cluster in table.clusters() {
                 self.totals.clusters += 1;
-                self.totals.runs += cluster.runs.len() as u64;
                 let tokens = positions.next().unwrap_or_default();
                 let mut left = &tokens[..];
-                for page in cluster.pages() {
-                    self.totals.pages += 1;
-                    stored.pages += 1;
-                    stored.page_bytes += table.geometry().page_bytes as u64;
-                    let owner = table.frames()[page.frame].get();
-                    let (own, others) = left.split_at(left.len().min(page.valid as usize));
-                    left = others;
-                    let entries = rows.as_mut().map(|rows| (rows, own));
-                    if let Err(text) = self.check_page(owner, directory, (piece, table), &page, entries) {
-                        let finding = Finding::damage(Code::ClusterDirectory, text).layer(directory.layer);
-                        self.push(finding, (id, frame), whole);
+                let mut pages = cluster.pages();
+                for run in cluster.runs {
+                    self.totals.runs += 1;
+                    stored.runs += 1;
+                    for page in pages.by_ref().take(usize::from(run.pages.get())) {
+                        self.totals.pages += 1;
+                        stored.pages += 1;
+                        stored.page_bytes += table.geometry().page_bytes as u64;
+                        let (own, others) = left.split_at(left.len().min(page.valid as usize));
+                        left = others;
+                        let entries = rows.as_mut().map(|rows| (rows, own));
+                        if let Err(text) = self.check_page(directory, (piece, table), &page, entries) {
+                            let finding = Finding::damage(Code::ClusterDirectory, text).layer(directory.layer);
+                            self.push(finding, (id, frame), whole);
+                        }
                     }
                 }
             }
@@ -378,15 +381,16 @@ impl<'a> ClusterChecker<'a> {
     }
 
     /// Checks one page: its place, that no other cluster names it, its checksum, and the bytes outside its entries.
+    ///
+    /// The page belongs to the run that was counted last.
     fn check_page(
         &mut self,
-        owner: u64,
         directory: &Directory<'_>,
         (piece, table): (&DirectoryPiece<'_>, &ClusterTable<'_>),
         page: &ClusterPage,
         entries: Option<(&mut LayerRows<'a>, &[u32])>,
     ) -> Checked {
-        let geometry = table.geometry();
+        let (geometry, owner) = (table.geometry(), table.frames()[page.frame].get());
         // Without the frame the page is not used. If its header is damaged, that was reported.
         let Some(frame) = self.state.frames().get(&owner) else { return Ok(()) };
         require(frame.is_derived(), || format!("a run names frame {owner}, which is not derived"))?;
@@ -394,10 +398,14 @@ impl<'a> ClusterChecker<'a> {
         let is_inside = info.pools.iter().any(|pool| pool.has_page(directory.layer, page.page, geometry.page_bytes));
         let number = page.page;
         require(is_inside, || format!("a run names page {number} of frame {owner}, which is in no pool of the layer"))?;
-        let is_first = self.named.insert((owner, number));
+        let is_first = self.named.add(&NamedPage {
+            frame: owner,
+            page: number,
+            run: self.totals.runs,
+            entries: u64::from(page.valid),
+            slots: geometry.entries as u64,
+        });
         require(is_first, || format!("page {number} of frame {owner} is named twice"))?;
-        let segment = (frame.location.device.0, frame.location.segment.0);
-        *self.named_bytes.entry(segment).or_default() += geometry.page_bytes as u64;
         let offset = frame.location.offset() + u64::from(page.page) * PAGE_BYTES as u64;
         let (checksum, sink) = (self.devices.slot().checksum(), self.sink);
         let Some(file) = self.file(&frame.location) else { return Ok(()) };

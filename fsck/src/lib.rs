@@ -39,6 +39,7 @@ mod finding;
 mod frames;
 mod io;
 mod manifest;
+mod named_pages;
 mod options;
 mod overlay;
 mod planes;
@@ -54,5 +55,5 @@ pub use error::{CheckError, EXIT_CLEAN, EXIT_DAMAGE, EXIT_IN_USE, EXIT_IO, EXIT_
 pub use export::{ExportInfo, ExportReport, check_export, check_reader};
 pub use finding::{Code, Finding, Severity};
 pub use options::Options;
-pub use pool_map::{PoolMap, PoolSegment, StoredDirectory};
+pub use pool_map::{PoolFrame, PoolMap, PoolSegment, StoredDirectory};
 pub use report::{CheckTotals, ClusterTotals, Progress, Report};

@@ -299,9 +299,13 @@ fn a_full_check_finds_entries_that_are_not_those_of_their_tokens() {
 #[test]
 fn the_map_lists_segments_for_pools_and_directories_of_clusters() {
     let map = Store::copy().check().pools;
-    let segments: Vec<_> =
-        map.segments.iter().map(|own| (own.segment, own.frames, own.live_bytes, own.named_bytes)).collect();
-    assert_eq!(segments, [(2, 1, 12 * PAGE_BYTES as u64, 9 * PAGE_BYTES as u64)]);
+    let page = PAGE_BYTES as u64;
+    let segments: Vec<_> = map
+        .segments
+        .iter()
+        .map(|own| (own.segment, own.frames, own.live_bytes, own.named_bytes, own.dead_bytes, own.free_bytes))
+        .collect();
+    assert_eq!(segments, [(2, 1, 12 * page, 9 * page, 0, page)]);
     let directories: Vec<_> = map
         .directories
         .iter()
@@ -313,4 +317,43 @@ fn the_map_lists_segments_for_pools_and_directories_of_clusters() {
     // The fork shares the directories of its parent.
     assert!(map.directories.iter().all(|own| own.origin == 2 && own.sequences == [2, 3]));
     assert!(map.to_text().contains("sequence 3: 4 directories, 8 clusters, 9 pages, 39400 bytes"));
+}
+
+/// Returns the only pool frame of a store: its pages by use, its runs, and the pages of the longest run.
+fn pool_frame(report: &Report) -> ([u64; 4], u64, u64) {
+    let [own] = &report.pools.frames[..] else { panic!("{:?}", report.pools.frames) };
+    assert_eq!((own.device, own.segment, own.frame, own.origin), (0, 2, 2, 2));
+    let bytes = [own.named_bytes, own.dead_bytes, own.free_bytes];
+    assert_eq!(bytes, [own.named_pages, own.dead_pages, own.free_pages].map(|pages| pages * PAGE_BYTES as u64));
+    ([own.pages, own.named_pages, own.dead_pages, own.free_pages], own.runs, own.longest_run_pages)
+}
+
+#[test]
+fn the_map_counts_the_pages_and_runs_of_a_pool_frame() {
+    let report = Store::copy().check();
+    assert_eq!(pool_frame(&report), ([10, 9, 0, 1], 8, 2));
+    let own = &report.pools.frames[0];
+    // 4 pages of 8 entries hold 16, 3 pages of 4 hold 9, and 2 pages of 21 hold 9.
+    assert_eq!((own.entries, own.slots, own.mean_run_pages), (34, 86, 1.125));
+    let line = "pool frame 2 of sequence 2 segment 00000002 device 0: 10 pages, 9 named, 0 dead, 1 free; 8 runs, mean \
+                1.1 pages, longest 2\n";
+    assert!(report.pools.to_text().contains(line), "{}", report.pools.to_text());
+}
+
+#[test]
+fn pages_that_no_directory_in_force_names_are_dead_or_free() {
+    // A reader passes over the first directory, because its version is unknown. It named two runs of one page.
+    let store = Store::copy();
+    store.change_piece(0, |piece| piece[0] = 2);
+    assert_eq!(pool_frame(&store.check()), ([10, 7, 2, 1], 6, 2));
+    // The first cluster of the third directory names the unwritten page, and not its own any more.
+    let store = Store::copy();
+    store.change_piece(4, |piece| piece[148] = UNWRITTEN as u8);
+    let report = store.check();
+    assert_only(&report, Code::ClusterPage);
+    assert_eq!(pool_frame(&report), ([10, 9, 1, 0], 8, 2));
+    // A page that is named twice counts once. Its second run has no page.
+    let store = Store::copy();
+    store.change_piece(0, |piece| piece[148] = POOLS[0] as u8 + 1);
+    assert_eq!(pool_frame(&store.check()), ([10, 8, 1, 1], 7, 2));
 }

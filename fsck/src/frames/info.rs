@@ -59,16 +59,23 @@ pub(crate) struct PoolExtent {
     pub(crate) first: u32,
     /// Its pages of `page_bytes`.
     pub(crate) pages: u32,
+    /// The first of them, which were written with the frame. At most `pages`.
+    pub(crate) written: u32,
     pub(crate) page_bytes: u32,
 }
 
 impl PoolExtent {
     /// Returns whether a page of this many bytes of a layer may start at `page` of the frame.
     pub(crate) fn has_page(&self, layer: u16, page: u32, page_bytes: usize) -> bool {
-        let each = self.page_bytes / PAGE_BYTES as u32;
+        let each = self.disk_pages();
         let nth = page.checked_sub(self.first).filter(|at| at.is_multiple_of(each)).map(|at| at / each);
         let fits = nth.is_some_and(|nth| nth < self.pages);
         layer == self.layer && page_bytes == self.page_bytes as usize && fits
+    }
+
+    /// Returns how many pages of 4096 bytes each of its pages takes.
+    pub(crate) fn disk_pages(&self) -> u32 {
+        self.page_bytes / PAGE_BYTES as u32
     }
 }
 

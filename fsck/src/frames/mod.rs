@@ -164,6 +164,7 @@ fn content(view: &FrameView<'_>) -> (FrameInfo, Vec<&'static str>) {
                     layer: descriptor.layer.get(),
                     first: (descriptor.offset.get() / PAGE) as u32,
                     pages: descriptor.pieces.get(),
+                    written: descriptor.tokens.get().min(descriptor.pieces.get()),
                     page_bytes: descriptor.record_bytes.get(),
                 }),
                 _ => {}
