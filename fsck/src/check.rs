@@ -8,11 +8,12 @@ use crate::error::{CheckError, EXIT_CLEAN};
 use crate::finding::{Code, Finding, Findings, Sink};
 use crate::frames::{Checker, FrameInfo, ReadContext};
 use crate::manifest::{self, Generation, Manifest};
-use crate::options::Options;
+use crate::options::{Depth, Options};
 use crate::pool_map::PoolMap;
 use crate::replay::{Replay, State, StoreLimits};
 use crate::report::{CheckTotals, Counts, Progress, Report};
 use crate::segments::SegmentJob;
+use crate::stats::StoreStats;
 use crate::{adapters, clusters, segments, sequences};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
@@ -30,8 +31,8 @@ use stratakv_format::manifest::{Batch, BatchPlace, MEMBER_LOST, MEMBER_REMOVED, 
 pub fn check(dirs: &[PathBuf], options: &Options, progress: &dyn Progress) -> Result<Report, CheckError> {
     let started = Instant::now();
     let sink = Sink::new(options.findings_max);
-    let mut totals = CheckTotals::default();
-    let (mut state, mut pools) = (State::default(), PoolMap::default());
+    let mut totals = CheckTotals { headers_only: options.headers_only, ..CheckTotals::default() };
+    let (mut state, mut pools, mut stats) = (State::default(), PoolMap::default(), StoreStats::default());
     if let Some(devices) = devices::open(dirs, &sink)? {
         totals.devices = devices.devices.len() as u64;
         let replayed = check_manifest(&devices, &mut totals, &sink);
@@ -42,7 +43,7 @@ pub fn check(dirs: &[PathBuf], options: &Options, progress: &dyn Progress) -> Re
             state = replayed;
             totals.complete = true;
             let inputs = FrameInputs { devices: &devices, state: &state, options, progress };
-            pools = check_frames(&inputs, &mut totals, &sink);
+            (pools, stats) = check_frames(&inputs, &mut totals, &sink);
         }
     }
     let mut findings = sink.into_findings();
@@ -59,6 +60,7 @@ pub fn check(dirs: &[PathBuf], options: &Options, progress: &dyn Progress) -> Re
         findings_left_out: findings.left_out,
         checked: totals,
         pools,
+        stats,
         exit_code,
     })
 }
@@ -138,21 +140,23 @@ struct FrameInputs<'a> {
 }
 
 /// Checks segments and frames on several threads, then sequences, adapters and clusters on this one. Returns the map of
-/// pools.
-fn check_frames(inputs: &FrameInputs<'_>, totals: &mut CheckTotals, sink: &Sink) -> PoolMap {
+/// pools, and the statistics of the store.
+fn check_frames(inputs: &FrameInputs<'_>, totals: &mut CheckTotals, sink: &Sink) -> (PoolMap, StoreStats) {
     let FrameInputs { devices, state, options, progress } = *inputs;
     let counts = Counts::default();
-    let checksum = devices.slot().checksum();
-    let context = ReadContext { checksum, full: options.full, counts: &counts, sink, progress };
+    let (checksum, depth) = (devices.slot().checksum(), options.depth());
+    let context = ReadContext { checksum, depth, counts: &counts, sink, progress };
     let checker = Checker { store_id: devices.store_id, state, context };
     let jobs = segments::plan_jobs(devices, state, sink);
     segments::report_leftovers(devices, state, sink);
     let frames = jobs.iter().flat_map(|job| &job.frames);
-    progress.start(frames.map(|(_, frame)| frame.location.bytes()).sum());
+    progress.start(frames.map(|(_, frame)| checker.read_bytes(frame)).sum());
     let infos = read_frames(devices, &checker, &jobs, options.threads);
     sequences::check(devices, state, &infos, sink);
-    adapters::check(devices, state, &infos, sink);
-    let found = clusters::check(devices, state, &infos, options.full, sink);
+    if depth > Depth::Headers {
+        adapters::check(devices, state, &infos, sink);
+    }
+    let found = clusters::check(devices, state, &infos, depth, sink);
     totals.clusters = found.totals;
     totals.segments = jobs.len() as u64;
     let adapters = state.sequences().values().filter(|sequence| sequence.adapter.is_some()).count();
@@ -163,7 +167,9 @@ fn check_frames(inputs: &FrameInputs<'_>, totals: &mut CheckTotals, sink: &Sink)
     totals.summaries = counts.summaries.get();
     totals.payload_bytes = counts.payload_bytes.get();
     totals.bytes = counts.bytes.get();
-    PoolMap::new(&jobs, &infos, &found.named, found.directories)
+    let pools = PoolMap::new(&jobs, &infos, &found.named, found.directories);
+    let stats = StoreStats::new(devices, state, &jobs, &infos, &pools);
+    (pools, stats)
 }
 
 /// Checks every frame of every job, and returns the content of each frame whose header is valid.

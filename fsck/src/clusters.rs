@@ -18,6 +18,7 @@ use crate::finding::{Code, Finding, Sink};
 use crate::frames::{DirectoryExtent, FrameInfo};
 use crate::io::{self, StoreFile};
 use crate::named_pages::{NamedPage, NamedPages};
+use crate::options::Depth;
 use crate::pool_map::StoredDirectory;
 use crate::replay::{Frame, State};
 use crate::report::ClusterTotals;
@@ -46,12 +47,12 @@ pub(crate) struct FoundClusters {
 
 /// Checks the clusters of all live derived frames. `infos` holds the frames whose header is valid.
 ///
-/// With `full`, it compares every entry with its token.
+/// With [`Depth::Headers`], it reads no page. With [`Depth::Full`], it compares every entry with its token.
 pub(crate) fn check(
     devices: &Devices,
     state: &State,
     infos: &HashMap<u64, FrameInfo>,
-    full: bool,
+    depth: Depth,
     sink: &Sink,
 ) -> FoundClusters {
     let quiet = Sink::new(0);
@@ -59,7 +60,7 @@ pub(crate) fn check(
         devices,
         state,
         infos,
-        full,
+        depth,
         sink,
         files: HashMap::new(),
         named: NamedPages::default(),
@@ -196,8 +197,7 @@ struct ClusterChecker<'a> {
     devices: &'a Devices,
     state: &'a State,
     infos: &'a HashMap<u64, FrameInfo>,
-    /// True if entries are compared with their tokens.
-    full: bool,
+    depth: Depth,
     sink: &'a Sink,
     /// The segment files that were opened, by device and segment. A file that cannot be opened was reported.
     files: HashMap<(u16, u32), Option<StoreFile>>,
@@ -344,7 +344,7 @@ impl<'a> ClusterChecker<'a> {
         let layout = self.infos.get(&id).and_then(|info| self.state.layouts.get(&info.layout));
         let origin = frame.record.origin.get();
         let mut rows = layout
-            .filter(|_| self.full)
+            .filter(|_| self.depth == Depth::Full)
             .and_then(|layout| LayerRows::new(self.state, self.infos, (id, origin), (layout, directory.layer)));
         let mut stored = self.stored(id, frame, directory);
         let mut positions = directory.positions();
@@ -406,6 +406,9 @@ impl<'a> ClusterChecker<'a> {
             slots: geometry.entries as u64,
         });
         require(is_first, || format!("page {number} of frame {owner} is named twice"))?;
+        if self.depth == Depth::Headers {
+            return Ok(());
+        }
         let offset = frame.location.offset() + u64::from(page.page) * PAGE_BYTES as u64;
         let (checksum, sink) = (self.devices.slot().checksum(), self.sink);
         let Some(file) = self.file(&frame.location) else { return Ok(()) };

@@ -11,6 +11,7 @@
 //! 4. Check the segment files, and every frame in them, byte by byte (`segments`, `frames`).
 //! 5. Check that frames hold every committed token, summary, token id and adapter byte (`sequences`, `adapters`).
 //! 6. Check the clusters in derived frames: directories, pages and covered tokens (`clusters`).
+//! 7. List the pools, and sum up what the store holds (`pool_map`, `stats`).
 //!
 //! [`check_export`] does the same for the file of one exported sequence (`export`).
 //!
@@ -48,6 +49,7 @@ mod replay;
 mod report;
 mod segments;
 mod sequences;
+mod stats;
 mod window;
 
 pub use check::check;
@@ -57,3 +59,4 @@ pub use finding::{Code, Finding, Severity};
 pub use options::Options;
 pub use pool_map::{PoolFrame, PoolMap, PoolSegment, StoredDirectory};
 pub use report::{CheckTotals, ClusterTotals, Progress, Report};
+pub use stats::{ClusterStats, DeviceStats, StoreStats};

@@ -2,6 +2,7 @@
 
 use crate::finding::{Code, Finding, Severity};
 use crate::pool_map::PoolMap;
+use crate::stats::StoreStats;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,6 +52,9 @@ pub struct CheckTotals {
     pub clusters: ClusterTotals,
     /// False if damage left no usable superblock or manifest, so that segments and frames were not checked.
     pub complete: bool,
+    /// True if only headers and directories of clusters were read, because
+    /// [`Options::headers_only`](crate::Options::headers_only) was set.
+    pub headers_only: bool,
     /// The duration of the check, in seconds.
     pub seconds: f64,
 }
@@ -89,6 +93,8 @@ pub struct Report {
     pub checked: CheckTotals,
     /// Pools and clusters. Empty if `checked.complete` is false.
     pub pools: PoolMap,
+    /// Sequences, bytes and clusters. Empty if `checked.complete` is false.
+    pub stats: StoreStats,
     /// The exit code of the program.
     pub exit_code: u8,
 }
@@ -138,6 +144,9 @@ impl Report {
         }
         if states > 0 {
             let _ = writeln!(text, "states of methods: {states} layers, {state_bytes} bytes");
+        }
+        if c.headers_only {
+            let _ = writeln!(text, "only headers and directories were read; `kvfsck check` reads everything");
         }
         if !c.complete {
             let _ =

@@ -1,6 +1,9 @@
 //! The content of a frame, as its header describes it.
 
 use stratakv_format::PAGE_BYTES;
+use stratakv_format::frame::{
+    KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
+};
 
 /// The meaning of the tokens of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +22,7 @@ pub(crate) enum ExtentContent {
 #[derive(Debug)]
 pub(crate) struct FrameInfo {
     pub(crate) layout: u32,
+    pub(crate) bytes: ExtentBytes,
     /// Content, first token, and one past the last token, in the order of the header.
     pub(crate) spans: Vec<(ExtentContent, u64, u64)>,
     pub(crate) has_state: bool,
@@ -26,6 +30,33 @@ pub(crate) struct FrameInfo {
     pub(crate) directories: Vec<DirectoryExtent>,
     pub(crate) pools: Vec<PoolExtent>,
     pub(crate) rows: Vec<RowExtent>,
+}
+
+/// Bytes of extents by their kind, except directories and pools, which have lists.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct ExtentBytes {
+    pub(crate) keys_values: u64,
+    pub(crate) summaries: u64,
+    pub(crate) token_ids: u64,
+    pub(crate) caller_state: u64,
+    pub(crate) adapters: u64,
+    pub(crate) deltas: u64,
+}
+
+impl ExtentBytes {
+    /// Adds the bytes of an extent.
+    pub(super) fn add(&mut self, kind: u16, bytes: u64) {
+        let own = match kind {
+            KIND_GROUPS | KIND_TAIL => &mut self.keys_values,
+            KIND_SUMMARY => &mut self.summaries,
+            KIND_TOKEN_IDS => &mut self.token_ids,
+            KIND_CALLER_STATE => &mut self.caller_state,
+            KIND_ADAPTER => &mut self.adapters,
+            KIND_CLUSTER_DELTA => &mut self.deltas,
+            _ => return,
+        };
+        *own += bytes;
+    }
 }
 
 /// Groups or a tail of a layer.
@@ -49,6 +80,8 @@ pub(crate) struct DirectoryExtent {
     pub(crate) bytes: u64,
     /// True if the piece matched its own checksum.
     pub(crate) good: bool,
+    /// True if the piece is one of the state of a method.
+    pub(crate) is_state: bool,
 }
 
 /// A pool of pages.

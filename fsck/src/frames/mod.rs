@@ -6,6 +6,8 @@
 //! 4. Return what the frame holds, for the checks of sequences and adapters (`info`).
 //!
 //! A frame whose header is invalid is reported and not read further, because nothing says what its bytes are.
+//!
+//! [`Depth::Headers`] leaves out step 3, and all of step 2 except the front of derived frames.
 
 mod digest;
 mod info;
@@ -13,11 +15,12 @@ mod payload;
 mod record_check;
 mod summaries;
 
-pub(crate) use info::{AdapterPiece, DirectoryExtent, ExtentContent, FrameInfo, PoolExtent, RowExtent};
+pub(crate) use info::{AdapterPiece, DirectoryExtent, ExtentBytes, ExtentContent, FrameInfo, PoolExtent, RowExtent};
 pub(crate) use payload::ReadContext;
 
 use crate::finding::{Code, Finding};
 use crate::io::StoreFile;
+use crate::options::Depth;
 use crate::replay::{Frame, State};
 use crate::segments::SegmentJob;
 use payload::{FrameBytes, Payload};
@@ -80,9 +83,10 @@ impl Checker<'_> {
         if view.header().header_pages.get() != frame.record.header_pages.get() {
             return None;
         }
-        let bytes = FrameBytes { id, origin: frame.record.origin.get(), location, header_bytes };
+        let read_bytes = self.read_bytes(frame);
+        let bytes = FrameBytes { id, origin: frame.record.origin.get(), location, header_bytes, read_bytes };
         let parts = Payload::new(&self.context, file, bytes).check(&view);
-        if self.context.full {
+        if self.context.depth == Depth::Full {
             SummaryChecker { context: &self.context, file, frame: bytes, view: &view }.check();
         }
         let (mut info, defects) = content(&view);
@@ -92,6 +96,17 @@ impl Checker<'_> {
             sink.push(finding.at(&file.place, start, header_bytes));
         }
         Some(info)
+    }
+
+    /// Returns how many bytes of a frame are read, from its start. The front of a derived frame holds directories.
+    pub(crate) fn read_bytes(&self, frame: &Frame) -> u64 {
+        let whole = frame.location.bytes();
+        if self.context.depth > Depth::Headers {
+            return whole;
+        }
+        let header_pages = frame.record.header_pages.get();
+        let front_pages = if frame.is_derived() { frame.record.front_pages.get() } else { 0 };
+        (u64::from(header_pages.max(front_pages)) * PAGE).clamp(PAGE, whole.max(PAGE))
     }
 
     /// Returns a finding for each field of a valid header that contradicts the manifest.
@@ -140,11 +155,13 @@ fn content(view: &FrameView<'_>) -> (FrameInfo, Vec<&'static str>) {
     let layout = view.header().layout.get();
     let (spans, adapter, directories) = (Vec::new(), Vec::new(), Vec::new());
     let (pools, rows) = (Vec::new(), Vec::new());
-    let mut info = FrameInfo { layout, spans, has_state: false, adapter, directories, pools, rows };
+    let bytes = ExtentBytes::default();
+    let mut info = FrameInfo { layout, bytes, spans, has_state: false, adapter, directories, pools, rows };
     let mut defects = Vec::new();
     let front = u64::from(view.header().front_pages.get()) * PAGE;
     for descriptor in view.descriptors() {
         let is_front = descriptor.offset.get() + descriptor.bytes.get() <= front;
+        info.bytes.add(descriptor.kind.get(), descriptor.bytes.get());
         match extent_content(descriptor, is_front) {
             Some(content) => {
                 let (first, end) = (descriptor.first_token.get(), descriptor.end_token());

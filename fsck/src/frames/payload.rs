@@ -9,6 +9,7 @@ use super::digest::Digest;
 use super::info::{AdapterPiece, DirectoryExtent};
 use crate::finding::{Code, Finding, Sink};
 use crate::io::{self, StoreFile, WINDOW_BYTES};
+use crate::options::Depth;
 use crate::report::{Counts, Progress};
 use std::ops::Range;
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity};
@@ -18,14 +19,17 @@ use stratakv_format::frame::{
     KIND_POOL, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, tail_plane_bytes,
 };
 use stratakv_format::layout::{LayerGeometry, Layout};
+use stratakv_format::pool::StatePiece;
 use stratakv_format::{Location, PlaneCodec, SequenceId};
 use zerocopy::little_endian::U64;
+
+/// The bytes of a piece up to the end of its part, which says whether it is one of a state.
+const PART_END: usize = 4;
 
 /// The settings, counters and sink that the reads of all frames share.
 pub(crate) struct ReadContext<'a> {
     pub(crate) checksum: PayloadChecksum,
-    /// True if summaries are compared with keys.
-    pub(crate) full: bool,
+    pub(crate) depth: Depth,
     pub(crate) counts: &'a Counts,
     pub(crate) sink: &'a Sink,
     pub(crate) progress: &'a dyn Progress,
@@ -39,6 +43,8 @@ pub(super) struct FrameBytes {
     pub(super) origin: u64,
     pub(super) location: Location,
     pub(super) header_bytes: u64,
+    /// Bytes from the start of the frame that are read, at least those of the header.
+    pub(super) read_bytes: u64,
 }
 
 /// One plane to check.
@@ -59,7 +65,7 @@ pub(super) struct Payload<'a> {
     frame: FrameBytes,
     /// The nonce of the frame, which seeds the checksums.
     nonce: u64,
-    /// Offsets in the file: of the frame, of the next byte, and of the end of the frame.
+    /// Offsets in the file: of the frame, of the next byte, and of the end of what is read.
     start: u64,
     at: u64,
     end: u64,
@@ -81,7 +87,7 @@ pub(super) struct PayloadParts {
 impl<'a> Payload<'a> {
     pub(super) fn new(context: &'a ReadContext<'a>, file: &'a StoreFile, frame: FrameBytes) -> Self {
         let start = frame.location.offset();
-        let (at, end) = (start + frame.header_bytes, start + frame.location.bytes());
+        let (at, end) = (start + frame.header_bytes, start + frame.read_bytes);
         Self {
             context,
             file,
@@ -98,10 +104,12 @@ impl<'a> Payload<'a> {
         }
     }
 
-    /// Checks every byte of the payload. Returns the parts that later checks read again.
+    /// Checks every byte of the payload that is read. Returns the parts that later checks read again.
     pub(super) fn check(mut self, view: &FrameView<'_>) -> PayloadParts {
         self.nonce = view.header().nonce.get();
-        for descriptor in view.descriptors() {
+        let is_read = |own: &&Descriptor| own.offset.get() + own.bytes.get() <= self.frame.read_bytes;
+        let extents: Vec<&Descriptor> = view.descriptors().iter().filter(is_read).collect();
+        for descriptor in extents {
             self.extent(view, descriptor);
         }
         self.zeros(self.end);
@@ -142,12 +150,16 @@ impl<'a> Payload<'a> {
                 self.parts.adapter.push(AdapterPiece { layer, first, bytes, device, segment, offset: start, good });
             }
             (KIND_CLUSTER_DIRECTORY, _) => {
-                let good = self.plane(&whole);
+                let mut first = Vec::new();
+                let good = self.plane_with(&whole, |bytes| {
+                    first.extend_from_slice(&bytes[..bytes.len().min(PART_END.saturating_sub(first.len()))]);
+                });
                 self.parts.directories.push(DirectoryExtent {
                     layer: layer_index,
                     offset: start,
                     bytes: whole.bytes,
                     good,
+                    is_state: StatePiece::is_meant(&first),
                 });
             }
             // The checksums of its pages are stored in directories.
