@@ -7,6 +7,7 @@
 //! | `adaptive_clusters` | clusters that split, late if they are not in memory | DynaKV, Algorithm 1 |
 //! | `clusters_of_all` | all keys are clustered once more at the end | |
 
+use crate::cluster::chosen_again::{ChosenAgain, ClusterSteps};
 use crate::support::interrupt::check_interrupt;
 use anyhow::Result;
 use std::time::Instant;
@@ -29,6 +30,8 @@ pub(super) struct GrowingKeys<'a> {
     pub(super) prefill: usize,
     pub(super) mean_size: usize,
     pub(super) seed: u64,
+    /// The query of each new key, `[query_heads, dim]`. Without queries, steps retrieve by earlier keys.
+    pub(super) queries: &'a [Vec<f32>],
 }
 
 /// How clusters adapt.
@@ -56,6 +59,8 @@ pub(super) struct GrownClusters {
     /// Splits of clusters that were not in memory.
     pub(super) loads: usize,
     pub(super) loaded_entries: usize,
+    /// The clusters that steps changed, and how soon later steps retrieved them. Adaptive clusters alone have them.
+    pub(super) again: ChosenAgain,
     /// The time of taking in new keys.
     pub(super) seconds: f64,
 }
@@ -132,8 +137,9 @@ pub(super) fn clusters_of_all(keys: GrowingKeys<'_>, clusters: usize) -> Result<
 
 /// Returns clusters that adapted to each new key.
 ///
-/// A step retrieves the clusters whose centroids have the highest product with a query. The query is the key of an
-/// earlier token: of a recent one in half of the steps, and of any one in the others.
+/// A step retrieves the clusters whose centroids have the highest product with a query. Several query heads add up
+/// their softmax over the clusters. Without queries, the key of an earlier token is the query: of a recent one in half
+/// of the steps, and of any one in the others.
 pub(super) fn adaptive_clusters(keys: GrowingKeys<'_>, settings: AdaptSettings) -> Result<GrownClusters> {
     let first: ClusterLists = keys.cluster(0..keys.prefill, keys.prefill / keys.mean_size)?.lists();
     let options = AdaptOptions {
@@ -145,29 +151,40 @@ pub(super) fn adaptive_clusters(keys: GrowingKeys<'_>, settings: AdaptSettings) 
     let mut clusters = AdaptiveClusters::new(&keys.keys[..keys.prefill * keys.dim], keys.dim, &first, options)?;
     clusters.set_threshold(clusters.quantile_of_variances(settings.quantile)?)?;
     let mut random = fastrand::Rng::with_seed(keys.seed);
-    let mut found = GrownClusters::default();
+    let (mut found, mut steps) = (GrownClusters::default(), ClusterSteps::default());
     for entry in keys.prefill..keys.entries() {
         check_interrupt()?;
-        let oldest = if random.bool() { entry.saturating_sub(RECENT_KEYS) } else { 0 };
-        let query = keys.key(random.usize(oldest..entry));
-        let retrieved = retrieve(&clusters, query, settings.retrieved);
+        let query = keys.queries.get(entry - keys.prefill).map_or_else(
+            || {
+                let oldest = if random.bool() { entry.saturating_sub(RECENT_KEYS) } else { 0 };
+                keys.key(random.usize(oldest..entry))
+            },
+            Vec::as_slice,
+        );
+        let retrieved = retrieve(&clusters, query, (keys.dim, settings.retrieved));
         let start = Instant::now();
         clusters.begin_step(&retrieved)?;
         // A cluster that was flagged before and is retrieved now is split before the new key arrives.
-        split_all(&mut clusters, keys, &mut found)?;
-        if let Adaptation::SplitDue(_) | Adaptation::Buffered(_) = clusters.append(entry as u32, keys.key(entry))? {
-            split_all(&mut clusters, keys, &mut found)?;
+        let mut changed = split_all(&mut clusters, keys, &mut found)?;
+        match clusters.append(entry as u32, keys.key(entry))? {
+            Adaptation::Joined(cluster) => changed.push(cluster),
+            Adaptation::SplitDue(_) | Adaptation::Buffered(_) => {
+                changed.extend(split_all(&mut clusters, keys, &mut found)?);
+            }
         }
         found.seconds += start.elapsed().as_secs_f64();
+        steps.add(&retrieved, changed);
     }
     let lists = (0..clusters.len() as u32).map(|cluster| clusters.members(cluster));
     let lists = lists.collect::<stratakv::Result<Vec<_>>>()?;
     let GrownClusters { splits, loads, loaded_entries, seconds, .. } = found;
-    Ok(GrownClusters { splits, loads, loaded_entries, seconds, ..keys.figures(lists.into_iter()) })
+    let again = steps.chosen_again();
+    Ok(GrownClusters { splits, loads, loaded_entries, again, seconds, ..keys.figures(lists.into_iter()) })
 }
 
-/// Splits clusters while one is due.
-fn split_all(clusters: &mut AdaptiveClusters, keys: GrowingKeys<'_>, found: &mut GrownClusters) -> Result<()> {
+/// Splits clusters while one is due. Returns the clusters that splits made.
+fn split_all(clusters: &mut AdaptiveClusters, keys: GrowingKeys<'_>, found: &mut GrownClusters) -> Result<Vec<u32>> {
+    let mut made = Vec::new();
     while let Some(request) = clusters.next_split() {
         let entries = clusters.entries_to_split(request.cluster)?;
         let rows: Vec<f32> = entries.iter().flat_map(|entry| keys.key(*entry as usize)).copied().collect();
@@ -176,18 +193,17 @@ fn split_all(clusters: &mut AdaptiveClusters, keys: GrowingKeys<'_>, found: &mut
             found.loads += 1;
             found.loaded_entries += clusters.members(request.cluster)?.len();
         }
-        clusters.split(request.cluster, &rows)?;
+        made.extend(clusters.split(request.cluster, &rows)?);
     }
-    Ok(())
+    Ok(made)
 }
 
-/// Returns the clusters with the highest products of centroid and query: a share of all of them.
-fn retrieve(clusters: &AdaptiveClusters, query: &[f32], share: f64) -> Vec<u32> {
-    let product = |centroid: &[f32]| centroid.iter().zip(query).map(|(a, b)| a * b).sum::<f32>();
-    let products: Vec<f32> = clusters.centroids().chunks_exact(query.len()).map(product).collect();
-    let mut order: Vec<u32> = (0..products.len() as u32).collect();
-    let count = ((share * products.len() as f64).ceil() as usize).clamp(1, products.len());
-    let falling = |a: &u32, b: &u32| products[*b as usize].total_cmp(&products[*a as usize]).then(a.cmp(b));
+/// Returns the clusters with the highest scores by a query `[query_heads, dim]`: a share of all of them.
+fn retrieve(clusters: &AdaptiveClusters, query: &[f32], (dim, share): (usize, f64)) -> Vec<u32> {
+    let scores = scores(&clusters.centroids(), query, dim);
+    let mut order: Vec<u32> = (0..scores.len() as u32).collect();
+    let count = ((share * scores.len() as f64).ceil() as usize).clamp(1, scores.len());
+    let falling = |a: &u32, b: &u32| scores[*b as usize].total_cmp(&scores[*a as usize]).then(a.cmp(b));
     if count < order.len() {
         order.select_nth_unstable_by(count, falling);
     }
@@ -196,6 +212,58 @@ fn retrieve(clusters: &AdaptiveClusters, query: &[f32], share: f64) -> Vec<u32> 
     order
 }
 
+/// Returns the scores of centroids: the product with the query, or the sum of the softmax of several query heads.
+fn scores(centroids: &[f32], query: &[f32], dim: usize) -> Vec<f64> {
+    let products = |query: &[f32]| -> Vec<f64> {
+        let product = |centroid: &[f32]| f64::from(centroid.iter().zip(query).map(|(a, b)| a * b).sum::<f32>());
+        centroids.chunks_exact(dim).map(product).collect()
+    };
+    if query.len() == dim {
+        return products(query);
+    }
+    let (scale, mut scores) = ((dim as f64).sqrt().recip(), vec![0.0; centroids.len() / dim]);
+    for head in query.chunks_exact(dim) {
+        let products = products(head);
+        let most = products.iter().copied().fold(f64::MIN, f64::max);
+        let weights: Vec<f64> = products.iter().map(|product| ((product - most) * scale).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        scores.iter_mut().zip(&weights).for_each(|(score, weight)| *score += weight / sum);
+    }
+    scores
+}
+
 fn squared_distance(a: &[f32], b: &[f32]) -> f32 {
     a.iter().zip(b).map(|(a, b)| (a - b) * (a - b)).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_query_heads_add_up_their_softmax() {
+        let centroids = [1.0, 0.0, 0.0, 1.0, 0.8, 0.8];
+        // One head: products, whatever their size.
+        assert_eq!(scores(&centroids, &[2.0, 0.5], 2), [2.0, 0.5, 2.0]);
+        // The first head has one clear favourite. The second one is nearly indifferent, so it does not decide.
+        let found = scores(&centroids, &[90.0, 0.0, 0.0, 0.1], 2);
+        assert!(found[0] > 1.3 && found[0] < 1.4 && found[1] < 0.4 && found[2] < 0.4, "{found:?}");
+        assert!((found.iter().sum::<f64>() - 2.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn steps_retrieve_by_the_queries_of_new_keys() {
+        // Two clusters on a line. Every new key joins the right one, and each step retrieves one of both.
+        let new = (0..40).map(|at| 10.0 + at as f32 / 400.0);
+        let keys: Vec<f32> = [0.0, 0.1, 10.0, 10.1].into_iter().chain(new).collect();
+        let settings = AdaptSettings { buffer_limit: 16, max_size: None, quantile: 1.0, retrieved: 0.5 };
+        let share = |query: f32| {
+            let queries = vec![vec![query]; 40];
+            let keys = GrowingKeys { keys: &keys, dim: 1, prefill: 4, mean_size: 2, seed: 1, queries: &queries };
+            let found = adaptive_clusters(keys, settings).unwrap();
+            assert_eq!((found.clusters, found.members, found.again.changes()), (2, 44, 39));
+            found.again.share(0)
+        };
+        assert_eq!((share(1.0), share(-1.0)), (Some(1.0), Some(0.0)));
+    }
 }

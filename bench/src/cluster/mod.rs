@@ -4,7 +4,7 @@
 //! |---|---|---|
 //! | `attach` | `attach` | attaching a method after a restart, with and without its state |
 //! | `build` | `build` | medoid clusters from co-activation, and k-means |
-//! | `adapt`, `growth` | `adapt` | the variance of clusters whose keys grow |
+//! | `adapt`, `growth`, `chosen_again` | `adapt` | the variance of clusters whose keys grow, and their retrievals |
 //! | `cache` | `cache` | hit rates of cache policies on clusters |
 //! | `costs` | `costs` | operations on sequences whose stored clusters are not used |
 //! | `decode` | `decode` | requests, bytes and times of decode steps, from groups and from stored clusters |
@@ -26,6 +26,7 @@ mod args;
 mod attach;
 mod build;
 mod cache;
+mod chosen_again;
 mod cluster_blocks;
 mod clustered;
 mod costs;

@@ -4,7 +4,9 @@
 //! - `layers.n.keys`: `[entries, kv_heads, head_dim]` in f32, f16 or bf16.
 //! - `layers.n.offsets`: query `q` activated elements `offsets[q]..offsets[q + 1]` of the next tensor.
 //! - `layers.n.activated`: entries, in rising order per query.
-//! - `layers.n.queries`: `[queries, query_heads, head_dim]`. Only `kvbench cluster decode` reads them.
+//! - `layers.n.queries`: `[queries, query_heads, head_dim]`.
+//!
+//! `positions` has the token of each query, for all layers.
 //!
 //! Every length and index is checked before it is used.
 
@@ -36,6 +38,15 @@ pub(super) fn load_queries(path: &Path, layers: &[usize]) -> Result<Vec<Vec<Vec<
         ensure!(heads > 0 && dim > 0, "layer {layer}: queries of shape {:?}", tensor.shape());
         Ok(floats(&tensor)?.chunks_exact(heads * dim).map(<[f32]>::to_vec).collect())
     })
+}
+
+/// Reads the token of each recorded query.
+///
+/// # Errors
+/// As [`load`], or the profile has no tokens of queries.
+pub(super) fn load_positions(path: &Path) -> Result<Vec<u32>> {
+    let of_first = each_layer(path, &[0], &|file, _| words(&file.tensor("positions").context("tensor positions")?))?;
+    Ok(of_first.into_iter().flatten().collect())
 }
 
 /// Reads a part of each of the layers, or of all of them if none are named.
@@ -111,12 +122,13 @@ mod tests {
         let keys: Vec<u8> = (0..12).flat_map(|x| f16::from_f32(x as f32).to_le_bytes()).collect();
         let query_bytes: Vec<u8> =
             [0.5_f32, 0.25, 2.0, 4.0, 8.0, 16.0].into_iter().flat_map(f32::to_le_bytes).collect();
-        let (offset_bytes, activated_bytes) = (bytes(offsets), bytes(activated));
+        let (offset_bytes, activated_bytes, position_bytes) = (bytes(offsets), bytes(activated), bytes(&[0, 1, 2]));
         let tensors = [
             ("layers.0.keys", TensorView::new(Dtype::F16, vec![3, 2, 2], &keys)),
             ("layers.0.offsets", TensorView::new(Dtype::U32, vec![offsets.len()], &offset_bytes)),
             ("layers.0.activated", TensorView::new(Dtype::U32, vec![activated.len()], &activated_bytes)),
             ("layers.0.queries", TensorView::new(Dtype::F32, vec![3, 1, 2], &query_bytes)),
+            ("positions", TensorView::new(Dtype::U32, vec![3], &position_bytes)),
         ];
         let about = [("format", "stratakv-profile"), ("version", version), ("layers", "1")];
         let about = about.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
@@ -141,6 +153,7 @@ mod tests {
         assert_eq!(layers[0].joined_keys(), (0..12).map(|x| x as f32).collect::<Vec<_>>());
         assert_eq!((layers[0].activated_per_query(), layers[0].co_activation().unwrap().queries()), (1.0, 3));
         assert_eq!(load_queries(file.path(), &[]).unwrap(), [[[0.5, 0.25], [2.0, 4.0], [8.0, 16.0]]]);
+        assert_eq!(load_positions(file.path()).unwrap(), [0, 1, 2]);
     }
 
     #[test]
