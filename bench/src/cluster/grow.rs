@@ -3,6 +3,10 @@
 //! 1. Append the first tokens, build the clusters and store them.
 //! 2. Append some tokens, commit, and store the clusters again, until the sequence is complete.
 //! 3. Read the selections of all steps. Release the set, store it at once, and read the same selections again.
+//! 4. Compare what the stores moved with packed clusters: one after the other, without space between them. An entry
+//!    that joins a packed cluster moves all entries behind that cluster.
+//!
+//! Source of packed clusters: DynaKV, figure 13.
 //!
 //! Requests and bytes depend on the arguments alone.
 
@@ -31,11 +35,15 @@ const CHUNK: usize = 512;
 #[derive(Args, Debug)]
 #[command(after_help = "Examples: kvbench cluster grow --device /nvme0 --methods dynakv:8:members --json
           kvbench cluster grow --device /nvme0 --from 4096 --every 512 --entries 32768 --layers 1
+          kvbench cluster grow --device /nvme0 --from 28672 --every 512 --entries 32768 --layers 1 --steps 1
 
 `written_kv` is the bytes that all stores wrote to the device, over the bytes of keys and values. `rewritten_kv` is what
 they would have written without pages that stay, and `space_kv` the space of the grown set. `ratio_requests` and
 `ratio_bytes` compare reads of the grown set with those of a set that was stored at once. Figures of reads are per step
-and layer. Of --methods, those without clusters are left out, and of --budgets, the first one counts.")]
+and layer. `moved` is the bytes of pages that the later stores wrote beyond the new entries, over these entries.
+`moved_packed` is what packed clusters move if each new entry goes to its cluster, and `moved_packed_stores` if all
+entries of a store go to their clusters together, both as means over all orders of clusters. Of --methods, those without
+clusters are left out, and of --budgets, the first one counts.")]
 pub(crate) struct ClusterGrowArgs {
     #[command(flatten)]
     decode: ClusterDecodeArgs,
@@ -71,6 +79,15 @@ struct GrowthResult {
     ratio_requests: Option<f64>,
     bytes: f64,
     ratio_bytes: Option<f64>,
+    /// Entries that the stores after the first one moved, per new entry.
+    moved: f64,
+    /// The same of packed clusters, entry by entry.
+    moved_packed: f64,
+    /// The same of packed clusters, store by store.
+    moved_packed_stores: f64,
+    /// `moved_packed` over `moved`. None if nothing was moved.
+    ratio_packed: Option<f64>,
+    ratio_packed_stores: Option<f64>,
     /// The median time of a store.
     grow_ms: f64,
     /// The time of the store at once.
@@ -222,6 +239,11 @@ impl<'a> Growth<'a> {
         let before: u64 = stored[..stored.len() - 1].iter().map(|own| own.pages).sum();
         let times: Vec<f64> = stored[1..].iter().map(|own| own.time.as_secs_f64() * 1e3).collect();
         let last = stored.last().map_or(0, |own| own.pages);
+        let moves = PackedMoves::of(&stored.iter().map(|own| own.tokens).collect::<Vec<_>>());
+        let token_bytes = (kv_heads * dim * 4 * layers.len()) as f64;
+        let later: u64 = stored[1..].iter().map(|own| own.page_bytes).sum();
+        let per_new = |entries: f64| rounded(entries / (moves.new as f64).max(1.0));
+        let moved = (later as f64 / token_bytes - moves.new as f64).max(0.0);
         GrowthResult {
             method: self.spec.to_string(),
             trace: name.clone(),
@@ -240,8 +262,59 @@ impl<'a> Growth<'a> {
             ratio_requests: ratio(grown.0, fresh.0),
             bytes: rounded(grown.1),
             ratio_bytes: ratio(grown.1, fresh.1),
+            moved: per_new(moved),
+            moved_packed: per_new(moves.by_entry),
+            moved_packed_stores: per_new(moves.by_store),
+            ratio_packed: ratio(moves.by_entry, moved),
+            ratio_packed_stores: ratio(moves.by_store, moved),
             grow_ms: rounded(median(&times)),
             store_ms: rounded(at_once.time.as_secs_f64() * 1e3),
         }
+    }
+}
+
+/// Entries that packed clusters move while they grow, as a mean over all orders of clusters.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct PackedMoves {
+    /// New entries.
+    new: u64,
+    /// Moved entries, if each new entry goes to its cluster by itself.
+    by_entry: f64,
+    /// Moved entries, if all new entries of a store go to their clusters together.
+    by_store: f64,
+}
+
+impl PackedMoves {
+    /// Returns the moves of clusters that have these numbers of entries after each store. The first store moves none.
+    ///
+    /// An entry goes to any place among those that are there, so half of them are behind it. Of `m` entries together,
+    /// the first one decides: `m / (m + 1)` of the others are behind it.
+    fn of(entries: &[u64]) -> Self {
+        let mut moves = Self::default();
+        for (before, after) in entries.iter().zip(entries.iter().skip(1)) {
+            let new = after.saturating_sub(*before);
+            let (before, m) = (*before as f64, new as f64);
+            moves.new += new;
+            moves.by_entry += m * before / 2.0 + m * (m - 1.0).max(0.0) / 4.0;
+            moves.by_store += before * m / (m + 1.0);
+        }
+        moves
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packed_clusters_move_what_is_behind_a_new_entry() {
+        assert_eq!(PackedMoves::of(&[100]), PackedMoves::default());
+        // Two entries go among 100 and 101. Together, the first of both has two thirds of 100 behind it.
+        let moves = PackedMoves::of(&[100, 102]);
+        assert_eq!((moves.new, moves.by_entry), (2, 50.0 + 50.5));
+        assert!((moves.by_store - 200.0 / 3.0).abs() < 1e-9);
+        // One by one, both counts are equal.
+        let single = PackedMoves::of(&[100, 101, 102, 102]);
+        assert_eq!((single.new, single.by_entry, single.by_store), (2, 100.5, 100.5));
     }
 }
