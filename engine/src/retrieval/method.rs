@@ -42,7 +42,7 @@ pub enum ChosenUnit {
     /// Single tokens of each KV head.
     Tokens,
     /// Clusters of tokens. The name takes `members` (score a cluster by the codes of its members), `heads` (clusters of
-    /// each KV head), `joint` (clusters of all KV heads), and `window` if the method has one.
+    /// each KV head), `joint` (clusters of all KV heads), and `window` and `single` if the method has them.
     Clusters {
         /// Whose keys a cluster of the paper's method holds.
         paper: HeadSharing,
@@ -51,6 +51,8 @@ pub enum ChosenUnit {
         /// True if the name takes `window`: every head attends to the newest tokens whole, as in the paper. Otherwise
         /// they are chosen one by one.
         has_window: bool,
+        /// True if an entry may be in several clusters. The name then takes `single`, which puts it into one.
+        has_replicas: bool,
     },
 }
 
@@ -65,6 +67,8 @@ pub(crate) struct MethodChoice {
     pub(crate) sharing: Option<HeadSharing>,
     /// True if every head attends to the newest tokens whole.
     pub(crate) whole_window: bool,
+    /// True if an entry is in one cluster only.
+    pub(crate) single: bool,
 }
 
 impl MethodChoice {
@@ -76,7 +80,8 @@ impl MethodChoice {
         let none = || Error::new(ErrorKind::InvalidArgument, format!("method {name}: it needs the size of clusters"));
         let mean_size = self.parameter.filter(|size| *size > 0).ok_or_else(none)?;
         let sharing = self.sharing.unwrap_or(HeadSharing::PerHead);
-        Ok(ClusterOptions { mean_size, chosen_by: self.chosen_by, sharing, whole_window: self.whole_window })
+        let MethodChoice { chosen_by, whole_window, single, .. } = *self;
+        Ok(ClusterOptions { mean_size, chosen_by, sharing, whole_window, single })
     }
 }
 

@@ -3,7 +3,8 @@
 //! A method is one folder beside this file and one line in [`METHODS`]. A method name is `NAME[:NUMBER][:HEADS]`, for
 //! example `tck:64:group`: the method, its parameter, and how scores of query heads are added up (`raw`, `softmax`,
 //! `group`). A method of clusters also takes `members`, `heads` and `joint`, for example `dynakv:16:members:joint`, and
-//! `swarm` takes `window`.
+//! `swarm` takes `window` and
+//! `single`.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;
@@ -193,6 +194,7 @@ impl FromStr for MethodSpec {
             chosen_by,
             sharing,
             whole_window: parsed.whole_window,
+            single: parsed.single,
         };
         Ok(Self { method, choice, aggregation: parsed.aggregation })
     }
@@ -205,6 +207,7 @@ struct NameParts {
     chosen_by: Option<ChosenBy>,
     sharing: Option<HeadSharing>,
     whole_window: bool,
+    single: bool,
     aggregation: Option<HeadAggregation>,
 }
 
@@ -216,6 +219,7 @@ impl NameParts {
         }
         let has_clusters = matches!(method.unit, ChosenUnit::Clusters { .. });
         let has_window = matches!(method.unit, ChosenUnit::Clusters { has_window: true, .. });
+        let has_replicas = matches!(method.unit, ChosenUnit::Clusters { has_replicas: true, .. });
         match part {
             "raw" => self.aggregation = Some(HeadAggregation::Sum),
             "softmax" => self.aggregation = Some(HeadAggregation::Softmax),
@@ -224,6 +228,7 @@ impl NameParts {
             "heads" if has_clusters => self.sharing = Some(HeadSharing::PerHead),
             "joint" if has_clusters => self.sharing = Some(HeadSharing::Joint),
             "window" if has_window => self.whole_window = true,
+            "single" if has_replicas => self.single = true,
             number => {
                 if method.parameter == MethodParameter::None {
                     return Err(format!("{} takes no number, and {number:?} is no aggregation", method.name));
@@ -261,6 +266,9 @@ impl fmt::Display for MethodSpec {
             if self.choice.whole_window {
                 f.write_str(":window")?;
             }
+            if self.choice.single {
+                f.write_str(":single")?;
+            }
         }
         f.write_str(match self.aggregation {
             None => "",
@@ -288,7 +296,7 @@ mod tests {
         {
             assert_eq!(text.parse::<MethodSpec>().unwrap().to_string(), text);
         }
-        for text in ["pqcache:64", "tokens:raw", "swarm:8:window", "balanced:8:members"] {
+        for text in ["pqcache:64", "tokens:raw", "balanced:8:members", "swarm:8:single", "swarm:8:window:single:raw"] {
             assert_eq!(text.parse::<MethodSpec>().unwrap().to_string(), text);
         }
         assert_eq!("kmeans:members".parse::<MethodSpec>().unwrap().to_string(), "kmeans:16:members");
@@ -309,6 +317,7 @@ mod tests {
             ("tokens:3", "takes no number"),
             ("pqcache:members", "positive number"),
             ("dynakv:window", "positive number"),
+            ("dynakv:single", "positive number"),
             ("tck:64:32", "two numbers"),
             ("tck:raw:64", "after the aggregation"),
             ("tck:raw:group", "after the aggregation"),

@@ -28,6 +28,11 @@ pub(crate) const BALANCED: Method = Method {
     parameter: MethodParameter::Default(8),
     adapter: AdapterFit::None,
     reconstructs_keys: false,
-    unit: ChosenUnit::Clusters { paper: HeadSharing::PerHead, members: HeadSharing::Joint, has_window: false },
+    unit: ChosenUnit::Clusters {
+        paper: HeadSharing::PerHead,
+        members: HeadSharing::Joint,
+        has_window: false,
+        has_replicas: false,
+    },
     make: |choice, adapter| Ok(Arc::new(BalancedSelector::new(choice.clusters("balanced")?, adapter)?)),
 };

@@ -134,8 +134,13 @@ mod tests {
         let elements: Vec<f32> = (0..12).map(|at| at as f32).collect();
         let plane: Vec<u8> = elements.iter().flat_map(|x| x.to_le_bytes()).collect();
         let group = KeyGroup::new(shape, &plane, 0).unwrap();
-        let options =
-            |sharing| ClusterOptions { mean_size: 4, chosen_by: ChosenBy::Members, sharing, whole_window: false };
+        let options = |sharing| ClusterOptions {
+            mean_size: 4,
+            chosen_by: ChosenBy::Members,
+            sharing,
+            whole_window: false,
+            single: false,
+        };
         // The keys of token 1 are (2, 3) of head 0 and (8, 9) of head 1.
         let (joint, per_head) = (HeadSharing::Joint, HeadSharing::PerHead);
         for (sharing, head, expected) in [

@@ -33,6 +33,8 @@ pub(crate) struct ClusterOptions {
     pub(crate) sharing: HeadSharing,
     /// True if every head attends to all tokens that are in no cluster yet. Otherwise each of them is chosen by itself.
     pub(crate) whole_window: bool,
+    /// True if an entry is in one cluster only, in methods that would put it into several.
+    pub(crate) single: bool,
 }
 
 impl ClusterOptions {

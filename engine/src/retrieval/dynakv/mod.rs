@@ -28,6 +28,11 @@ pub(crate) const DYNAKV: Method = Method {
     parameter: MethodParameter::Default(16),
     adapter: AdapterFit::None,
     reconstructs_keys: false,
-    unit: ChosenUnit::Clusters { paper: HeadSharing::PerHead, members: HeadSharing::Joint, has_window: false },
+    unit: ChosenUnit::Clusters {
+        paper: HeadSharing::PerHead,
+        members: HeadSharing::Joint,
+        has_window: false,
+        has_replicas: false,
+    },
     make: |choice, adapter| Ok(Arc::new(DynaKv::new(choice.clusters("dynakv")?, adapter)?)),
 };

@@ -408,8 +408,13 @@ mod tests {
     #[test]
     fn a_cut_while_a_split_waits_takes_the_cut_tokens_out_of_the_clusters() {
         let sharing = HeadSharing::PerHead;
-        let options =
-            ClusterOptions { mean_size: 4, chosen_by: ChosenBy::Representative, sharing, whole_window: false };
+        let options = ClusterOptions {
+            mean_size: 4,
+            chosen_by: ChosenBy::Representative,
+            sharing,
+            whole_window: false,
+            single: false,
+        };
         let mut layer = AdaptiveLayer::new(SHAPE, KeySpace::new(SHAPE, options, None));
         (0..50).for_each(|group| push(&mut layer, Some((group % 5) as f32)));
         layer.attached();

@@ -29,7 +29,12 @@ pub(crate) const CLUSTERKV: Method = Method {
     parameter: MethodParameter::Default(16),
     adapter: AdapterFit::None,
     reconstructs_keys: false,
-    unit: ChosenUnit::Clusters { paper: HeadSharing::PerHead, members: HeadSharing::Joint, has_window: false },
+    unit: ChosenUnit::Clusters {
+        paper: HeadSharing::PerHead,
+        members: HeadSharing::Joint,
+        has_window: false,
+        has_replicas: false,
+    },
     make: |choice, adapter| {
         let options = choice.clusters("clusterkv")?;
         Ok(Arc::new(FixedClusterSelector::new("clusterkv", LaterTokens::NewClusters, options, adapter)?))
@@ -44,7 +49,12 @@ pub(crate) const KMEANS: Method = Method {
     parameter: MethodParameter::Default(16),
     adapter: AdapterFit::None,
     reconstructs_keys: false,
-    unit: ChosenUnit::Clusters { paper: HeadSharing::PerHead, members: HeadSharing::Joint, has_window: false },
+    unit: ChosenUnit::Clusters {
+        paper: HeadSharing::PerHead,
+        members: HeadSharing::Joint,
+        has_window: false,
+        has_replicas: false,
+    },
     make: |choice, adapter| {
         let options = choice.clusters("kmeans")?;
         Ok(Arc::new(FixedClusterSelector::new("kmeans", LaterTokens::Join, options, adapter)?))

@@ -218,7 +218,8 @@ mod tests {
     use stratakv_format::DType;
 
     fn layer(later: LaterTokens, sharing: HeadSharing, shape: KeyShape, mean_size: usize) -> Box<dyn LayerSummary> {
-        let options = ClusterOptions { mean_size, chosen_by: ChosenBy::Representative, sharing, whole_window: false };
+        let chosen_by = ChosenBy::Representative;
+        let options = ClusterOptions { mean_size, chosen_by, sharing, whole_window: false, single: false };
         FixedClusterSpec { later, options }.layer(0, shape).unwrap()
     }
 

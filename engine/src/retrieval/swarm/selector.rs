@@ -31,10 +31,14 @@ impl Swarm {
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: the adapter is missing, or clusters of each KV head are asked for. A mean size
-    /// of more than 65,536.
+    /// of more than 65,536. Both `members` and `single`.
     pub(crate) fn new(options: ClusterOptions, adapter: Option<Arc<Adapter>>) -> Result<Self> {
         if options.sharing == HeadSharing::PerHead {
             let text = "swarm:heads: an entry of this method has the keys of all KV heads; use swarm or swarm:joint";
+            return Err(Error::new(ErrorKind::InvalidArgument, text));
+        }
+        if options.single && options.chosen_by == ChosenBy::Members {
+            let text = "swarm:members:single: with members, an entry is in one cluster anyway; use swarm:members";
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         if options.mean_size > MAX_MEAN_SIZE {

@@ -55,8 +55,9 @@ pub(super) struct SwarmSpec {
 impl SummarySpec for SwarmSpec {
     fn id(&self) -> String {
         // Selections decide which clusters new tokens join, so methods that choose differently have their own.
-        let ClusterOptions { mean_size, chosen_by, whole_window, .. } = self.options;
-        format!("swarm/{mean_size}/{chosen_by:?}/{}", if whole_window { "window" } else { "tokens" })
+        let ClusterOptions { mean_size, chosen_by, whole_window, single, .. } = self.options;
+        let window = if whole_window { "window" } else { "tokens" };
+        format!("swarm/{mean_size}/{chosen_by:?}/{window}{}", if single { "/single" } else { "" })
     }
 
     fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
@@ -104,8 +105,8 @@ pub(super) struct SwarmLayer {
 impl SwarmLayer {
     pub(super) fn new(shape: KeyShape, options: ClusterOptions) -> Self {
         let memberships = match options.chosen_by {
-            ChosenBy::Representative => 2,
-            ChosenBy::Members => 1,
+            ChosenBy::Representative if !options.single => 2,
+            ChosenBy::Representative | ChosenBy::Members => 1,
         };
         let max_size = MAX_SIZE.max(2 * options.mean_size);
         let limits =

@@ -31,11 +31,15 @@ fn push(layer: &mut SwarmLayer, keys: impl Iterator<Item = [f32; 2]>) {
 }
 
 fn options(mean_size: usize, chosen_by: ChosenBy, whole_window: bool) -> ClusterOptions {
-    ClusterOptions { mean_size, chosen_by, sharing: HeadSharing::Joint, whole_window }
+    ClusterOptions { mean_size, chosen_by, sharing: HeadSharing::Joint, whole_window, single: false }
 }
 
 fn profiled(chosen_by: ChosenBy) -> SwarmLayer {
-    let mut layer = SwarmLayer::new(SHAPE, options(8, chosen_by, false));
+    profiled_with(options(8, chosen_by, false))
+}
+
+fn profiled_with(options: ClusterOptions) -> SwarmLayer {
+    let mut layer = SwarmLayer::new(SHAPE, options);
     let mut keys = SealedKeys::new(SHAPE, 0);
     for group in 0..GROUPS {
         let own = || (group * 4..group * 4 + 4).map(key);
@@ -214,5 +218,22 @@ fn specifications_that_choose_differently_share_no_clusters() {
     let of = |(mean_size, chosen_by, window)| SwarmSpec { options: options(mean_size, chosen_by, window) }.id();
     let (members, medoids) = (ChosenBy::Members, ChosenBy::Representative);
     let ids = [(8, members, false), (8, medoids, false), (4, members, false), (8, members, true)];
-    assert_eq!(ids.map(of).into_iter().collect::<std::collections::BTreeSet<String>>().len(), 4);
+    let single = SwarmSpec { options: ClusterOptions { single: true, ..options(8, medoids, false) } }.id();
+    let ids = ids.map(of).into_iter().chain([single]);
+    assert_eq!(ids.collect::<std::collections::BTreeSet<String>>().len(), 5);
+}
+
+#[test]
+fn an_entry_is_in_one_cluster_if_the_method_asks_for_it() {
+    let most = |single| {
+        let mut layer = profiled_with(ClusterOptions { single, ..options(8, ChosenBy::Representative, false) });
+        for group in GROUPS..GROUPS + 74 {
+            push(&mut layer, (group * 4..group * 4 + 4).map(key));
+            layer.record((0..6).chain([layer.clusters().unwrap().members.len() as u32]).collect());
+            layer.advance().unwrap();
+        }
+        let counts = (0..GROUPS as u32 * 4 + 40).map(|token| clusters_of(&layer, token).len());
+        counts.fold((usize::MAX, 0), |(least, most), count| (least.min(count), most.max(count)))
+    };
+    assert_eq!((most(true), most(false)), ((1, 1), (1, 2)));
 }
