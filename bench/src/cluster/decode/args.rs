@@ -18,12 +18,18 @@ use stratakv::{Budget, ByteSize};
           kvbench cluster decode --device /nvme0 --profiles ufs4 --count 4 --methods tck:64,tck:64@16,tokens@1,dynakv:8
           kvbench cluster decode --directories /ssd0,/ssd1 --budgets 1/34
           kvbench cluster decode --file profile.safetensors --budgets 1/34,1/13,48
+          kvbench cluster decode --profiles pm9a3 --count 4 --batch 1,4,8 --budgets 1/13 --steps 8
+          kvbench cluster decode --profiles ufs4 --lengths 1024,2048,4096,8192,16384 --budgets 1/13 --layers 1 --steps 8
 
 METHOD@TOKENS reads from groups of TOKENS tokens, in a sequence of its own. The first method is the baseline.
 `ratio_requests`, `ratio_bytes` and `ratio_step` compare each other result with it at the same budget and device. A
 method of clusters is measured twice: its entries come from `groups`, then from `pages`. `weight_kept` is the share of
-full attention that the selection keeps, as a mean over query heads. Figures are per step and layer, but
-`tokens_per_s` counts steps of all layers.
+full attention that the selection keeps, as a mean over query heads. Figures are per step and layer, for all sequences
+of a batch together, but `tokens_per_s` counts steps of all layers.
+
+The sequences of a batch have the same keys, in places of their own. In each step they have different queries. Each is
+selected by itself, and one read serves them all. With --lengths, each method gets one more result in the end:
+`off_line` is the largest distance of `step_us` from a line of the lengths, as a share of that line.
 
 With --profiles, --profile, --read-bps or --read-iops the store is on --count disks of that speed (root only). The
 limits are set after everything is written. The kernel grants a limit in slices of 100 ms, so single steps are faster
@@ -64,6 +70,12 @@ pub(crate) struct ClusterDecodeArgs {
     /// Tokens of a planted layer.
     #[arg(long, default_value_t = 16384, value_parser = count())]
     pub(super) entries: u32,
+    /// Tokens of planted layers, separated by commas, in place of --entries. Each has a store of its own.
+    #[arg(long, value_delimiter = ',', conflicts_with_all = ["file", "entries"], value_parser = count())]
+    pub(super) lengths: Vec<u32>,
+    /// Sequences that one read serves, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = between(1, 64))]
+    pub(super) batch: Vec<u32>,
     /// Planted layers.
     #[arg(long, default_value_t = 2, value_parser = between_u16(1, 128))]
     pub(super) layers: u16,
@@ -116,6 +128,11 @@ impl ClusterDecodeArgs {
             return vec![DeviceCondition { name: self.limits.profile.map_or_else(|| own.into(), name), limits }];
         }
         self.profiles.iter().map(|own| DeviceCondition { name: name(*own), limits: own.limits() }).collect()
+    }
+
+    /// Returns the largest batch.
+    pub(super) fn largest_batch(&self) -> usize {
+        self.batch.iter().copied().max().unwrap_or(1) as usize
     }
 
     /// Returns the tokens of the groups of a method.

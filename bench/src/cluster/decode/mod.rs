@@ -3,13 +3,15 @@
 //! 1. Write a sequence for each group size, of planted topics or of the keys of a file of `kvrun profile` (`workload`).
 //! 2. For each method: attach it and select for every step and budget. If it has clusters, store them and select again.
 //!    Each of these is a side (`side`). Selections keep the pages of sets that later ones replace.
-//! 3. For each device profile and budget, and in each round, every side reads and attends to all steps. The steps of
-//!    one side follow each other, because a limited device counts the requests of the steps before.
+//! 3. For each device profile, budget and batch, and in each round, every side reads and attends to all steps. The steps
+//!    of one side follow each other, because a limited device counts the requests of the steps before.
+//! 4. With several lengths, do so for each of them. Then compare the times of each side with a line (`lengths`).
 //!
 //! The steps have no pipeline and no cache, and reads are direct, so every step waits for a cold read. Requests and
 //! bytes depend on the arguments alone, unless `--gap-limit auto` makes them follow the engine's estimate.
 
 mod args;
+mod lengths;
 mod result;
 mod side;
 mod workload;
@@ -24,8 +26,9 @@ use crate::support::report::print;
 use crate::support::store::{device_sum, open_store_with};
 use anyhow::{Context, Result, ensure};
 use args::{DecodeMethod, DecodePlace, DeviceCondition};
+use lengths::LengthTimes;
 use result::{ClusterDecodeResult, DecodeTrace, StoreClustersResult};
-use side::{DecodeSide, SideReads, TurnTimes};
+use side::{DecodeSide, SideBatch, SideReads, TurnTimes};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -50,17 +53,28 @@ pub(super) fn run(args: &ClusterDecodeArgs) -> Result<()> {
     let baseline = args.methods.first().context("--methods: at least the baseline is needed")?;
     let (name, has_clusters) = (&baseline.spec, baseline.has_clusters());
     ensure!(!has_clusters, "--methods {name}: the first method is the baseline, which reads groups; give tck:64");
-    let workload = DecodeWorkload::new(args)?;
+    if args.lengths.is_empty() {
+        return measure(args, args.entries, &mut LengthTimes::default());
+    }
+    let mut times = LengthTimes::default();
+    args.lengths.iter().try_for_each(|entries| measure(args, *entries, &mut times))?;
+    times.print(args.common.json)
+}
+
+/// Measures one length, and adds its times to `times`.
+fn measure(args: &ClusterDecodeArgs, entries: u32, times: &mut LengthTimes) -> Result<()> {
+    let workload = DecodeWorkload::with_entries(args, entries)?;
     let bytes = (workload.tokens * workload.layers.len() * workload.kv_heads * workload.dim * 4) as u64;
     // A token of few bytes takes a page of its own in groups of one token.
     let layers = workload.layers.len() as u64;
     let group_bytes = |group: &u16| bytes.max(workload.tokens as u64 / u64::from(*group) * layers * 4096) * 2;
     let sets = args.methods.iter().filter(|own| own.has_clusters()).count() as u64;
-    let needed = args.groups().iter().map(group_bytes).sum::<u64>() + bytes * 4 * sets + (1 << 30);
+    let each = args.groups().iter().map(group_bytes).sum::<u64>() + bytes * 4 * sets;
+    let needed = each * args.largest_batch() as u64 + (1 << 30);
     let conditions = args.conditions();
-    let measure = |directories: &[PathBuf], devices: Option<&DeviceSet>| {
+    let mut measure = |directories: &[PathBuf], devices: Option<&DeviceSet>| {
         let trace = DecodeTrace::new(&workload, directories.len());
-        DecodeContest::new(args, &workload, &trace, directories)?.run(&conditions, devices)
+        DecodeContest::new(args, &workload, &trace, directories)?.run(&conditions, devices, times)
     };
     if !args.directories.is_empty() {
         let each = needed / args.directories.len() as u64 + (512 << 20);
@@ -80,7 +94,7 @@ pub(super) fn run(args: &ClusterDecodeArgs) -> Result<()> {
     })
 }
 
-/// A store with a sequence per group size, and the sides to compare.
+/// A store with the sequences of a batch per group size, and the sides to compare.
 struct DecodeContest<'a> {
     args: &'a ClusterDecodeArgs,
     workload: &'a DecodeWorkload,
@@ -88,7 +102,7 @@ struct DecodeContest<'a> {
     /// The attention weights of each selection, step after step and layer after layer.
     weights: Vec<Vec<f32>>,
     /// By the tokens of a group.
-    sequences: BTreeMap<u16, Sequence>,
+    sequences: BTreeMap<u16, Vec<Sequence>>,
     store: Store,
 }
 
@@ -100,7 +114,10 @@ impl<'a> DecodeContest<'a> {
         directories: &[PathBuf],
     ) -> Result<Self> {
         let store = open(args, directories)?;
-        let group = |group: u16| Ok((group, sequence(&store, workload, group)?));
+        let group = |group: u16| {
+            let own = (0..args.largest_batch()).map(|_| sequence(&store, workload, group));
+            Ok((group, own.collect::<Result<Vec<_>>>()?))
+        };
         let sequences = args.groups().into_iter().map(group).collect::<Result<_>>()?;
         let steps = 0..workload.layers[0].steps.len();
         let each = steps.flat_map(|step| workload.layers.iter().map(move |layer| (step, layer)));
@@ -108,7 +125,12 @@ impl<'a> DecodeContest<'a> {
         Ok(Self { args, workload, trace, weights, sequences, store })
     }
 
-    fn run(mut self, conditions: &[DeviceCondition], devices: Option<&DeviceSet>) -> Result<()> {
+    fn run(
+        mut self,
+        conditions: &[DeviceCondition],
+        devices: Option<&DeviceSet>,
+        times: &mut LengthTimes,
+    ) -> Result<()> {
         let mut sides = Vec::new();
         for method in &self.args.methods {
             eprintln!("kvbench: {} on {} tokens of {}", method.spec, self.workload.tokens, self.workload.name);
@@ -123,7 +145,9 @@ impl<'a> DecodeContest<'a> {
             }
             for budget in 0..self.args.budgets.len() {
                 let own: Vec<&DecodeSide> = sides.iter().filter(|side| side.budget == budget).collect();
-                self.compare(&own, condition)?;
+                for batch in &self.args.batch {
+                    self.compare(&own, condition, *batch as usize, times)?;
+                }
             }
         }
         for index in 0..devices.map_or(0, |devices| devices.list.len()) {
@@ -138,37 +162,58 @@ impl<'a> DecodeContest<'a> {
 
     /// Appends the sides of one method: from groups, and from pages if it has clusters.
     fn method(&mut self, method: &DecodeMethod, sides: &mut Vec<DecodeSide>) -> Result<()> {
-        let (args, workload, group) = (self.args, self.workload, self.args.group_of(method));
         let selector = self.selector(&method.spec)?;
-        let sequence = self.sequences.get_mut(&group).context("a sequence for each group size")?;
+        let first = sides.len();
+        for member in 0..self.args.largest_batch() {
+            let own = self.member(method, &selector, member)?;
+            if member == 0 {
+                sides.extend(own);
+            } else {
+                sides[first..].iter_mut().zip(own).for_each(|(side, own)| side.join(own));
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the sides of one method in one sequence of the batch.
+    fn member(
+        &mut self,
+        method: &DecodeMethod,
+        selector: &Arc<dyn Selector>,
+        member: usize,
+    ) -> Result<Vec<DecodeSide>> {
+        let (args, workload, group) = (self.args, self.workload, self.args.group_of(method));
+        let sequences = self.sequences.get_mut(&group);
+        let sequence = sequences.and_then(|own| own.get_mut(member)).context("a sequence for each group size")?;
         let form = method.spec.aggregation().unwrap_or(HeadAggregation::Softmax);
-        let select = |sequence: &Sequence, id: SelectorId, place: DecodePlace, sides: &mut Vec<DecodeSide>| {
+        let mut sides = Vec::new();
+        let mut select = |sequence: &Sequence, id: SelectorId, place: DecodePlace| {
             for (nth, own) in args.budgets.iter().enumerate() {
                 let named = (method.spec.to_string(), group, place);
                 let options = SelectOptions::new(own.budget).aggregation(form);
-                sides.push(DecodeSide::select(sequence, workload, named, (id, nth, options))?);
+                sides.push(DecodeSide::select((sequence, member), workload, named, (id, nth, options))?);
             }
             anyhow::Ok(())
         };
-        let (id, attach_s) = attach(sequence, workload, group, &selector)?;
+        let (id, attach_s) = attach(sequence, workload, group, selector)?;
         if !method.has_clusters() || args.places.contains(&DecodePlace::Groups) {
             sequence.drop_stored_clusters()?;
-            select(sequence, id, DecodePlace::Groups, sides)?;
+            select(sequence, id, DecodePlace::Groups)?;
         }
         let stores = method.has_clusters() && args.places.contains(&DecodePlace::Pages);
         let stored = if stores { Some(sequence.store_clusters(id)?) } else { None };
         if stores {
-            select(sequence, id, DecodePlace::Pages, sides)?;
+            select(sequence, id, DecodePlace::Pages)?;
         }
         sequence.detach(id)?;
-        if let Some(stored) = stored {
-            let (id, reattach_s) = attach(sequence, workload, group, &selector)?;
+        if let Some(stored) = stored.filter(|_| member == 0) {
+            let (id, reattach_s) = attach(sequence, workload, group, selector)?;
             sequence.detach(id)?;
             let times = [attach_s, reattach_s];
             let result = StoreClustersResult::new(method.spec.to_string(), &stored, times, workload, self.trace);
             print(args.common.json, &format!("store clusters {}", method.spec), &result)?;
         }
-        Ok(())
+        Ok(sides)
     }
 
     /// Returns the selector of a method, with an adapter that is fitted to the layers.
@@ -182,29 +227,37 @@ impl<'a> DecodeContest<'a> {
     }
 
     /// Reads and attends to the steps of all sides in each round, and prints a result for each side.
-    fn compare(&self, sides: &[&DecodeSide], condition: &DeviceCondition) -> Result<()> {
+    fn compare(
+        &self,
+        sides: &[&DecodeSide],
+        condition: &DeviceCondition,
+        batch: usize,
+        lengths: &mut LengthTimes,
+    ) -> Result<()> {
         let is_limited = condition.limits != DeviceLimits::NONE || !self.args.directories.is_empty();
         let least = self.args.turn_ms.map_or(if is_limited { LIMITED_TURN_MS } else { 0 }, u64::from);
         let [warm, stall] = if is_limited { [WARM_MS, STALL_MS] } else { [0, 0] };
         let [warm, least, stall] = [warm, least, stall].map(Duration::from_millis);
         let times = TurnTimes { warm, least, stall };
+        let of = SideBatch { store: &self.store, workload: self.workload, batch };
         let mut out = vec![0.0; self.workload.query_heads * self.workload.dim];
         let mut reads: Vec<SideReads> = sides.iter().map(|_| SideReads::default()).collect();
         for round in 0..self.args.common.rounds as usize {
             for turn in 0..sides.len() {
                 let side = (turn + round) % sides.len();
-                sides[side].turn((&self.store, self.workload), times, &mut out, &mut reads[side])?;
+                sides[side].turn(of, times, &mut out, &mut reads[side])?;
             }
         }
-        let figures = |(side, reads): (&&DecodeSide, &SideReads)| side.figures(self.workload, &self.weights, reads);
+        let figures = |(side, reads): (&&DecodeSide, &SideReads)| side.figures(of, &self.weights, reads);
         let figures: Vec<_> = sides.iter().zip(&reads).map(figures).collect();
         for (side, own) in sides.iter().zip(&figures) {
-            let named = (*side, &self.args.budgets[side.budget].text[..]);
+            let named = (*side, &self.args.budgets[side.budget].text[..], batch);
             let result = ClusterDecodeResult::new(named, (*own, &figures[0]), condition, self.trace);
             match self.args.common.json {
                 true => print(true, "", &result)?,
                 false => println!("{}", result.line()),
             }
+            lengths.add(&result, self.workload.tokens, own.step_us);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ use crate::cluster::decode::workload::DecodeWorkload;
 use crate::devices::DeviceLimits;
 use crate::support::report::{ratio, rounded};
 use serde::Serialize;
+use std::fmt;
 use stratakv::sequence::StoredClusters;
 
 /// What was measured.
@@ -97,6 +98,8 @@ pub(super) struct ClusterDecodeResult<'a> {
     group: u16,
     place: &'static str,
     budget: &'a str,
+    /// Sequences that one read served.
+    batch: usize,
     /// The profile of the device; `plain` without limits, `limited` by single limits, `given` by `--directories`.
     device: &'a str,
     #[serde(flatten)]
@@ -110,10 +113,28 @@ pub(super) struct ClusterDecodeResult<'a> {
     trace: &'a DecodeTrace,
 }
 
+/// What results of several lengths have in common.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct LengthKey {
+    method: String,
+    group: u16,
+    place: &'static str,
+    budget: String,
+    batch: usize,
+    device: String,
+}
+
+impl fmt::Display for LengthKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { method, group, place, budget, batch, device } = self;
+        write!(f, "{method}@{group}, {place}, {budget}, batch {batch}, {device}")
+    }
+}
+
 impl<'a> ClusterDecodeResult<'a> {
     /// Returns the result, with its ratios to the baseline.
     pub(super) fn new(
-        (side, budget): (&'a DecodeSide, &'a str),
+        (side, budget, batch): (&'a DecodeSide, &'a str, usize),
         (figures, baseline): (SideFigures, &SideFigures),
         condition: &'a DeviceCondition,
         trace: &'a DecodeTrace,
@@ -126,6 +147,7 @@ impl<'a> ClusterDecodeResult<'a> {
                 DecodePlace::Pages => "pages",
             },
             budget,
+            batch,
             device: &condition.name,
             limits: condition.limits,
             figures,
@@ -136,10 +158,22 @@ impl<'a> ClusterDecodeResult<'a> {
         }
     }
 
+    /// Returns what results of other lengths are compared by.
+    pub(super) fn length_key(&self) -> LengthKey {
+        LengthKey {
+            method: self.method.to_owned(),
+            group: self.group,
+            place: self.place,
+            budget: self.budget.to_owned(),
+            batch: self.batch,
+            device: self.device.to_owned(),
+        }
+    }
+
     /// Returns the header of the table of results.
     pub(super) fn header() -> String {
-        let [place, budget, device, method] = ["place", "budget", "device", "method"];
-        let mut line = format!("{method:<20} {place:<7} {budget:>7} {device:<7}");
+        let [place, budget, batch, device, method] = ["place", "budget", "batch", "device", "method"];
+        let mut line = format!("{method:<20} {place:<7} {budget:>7} {batch:>5} {device:<7}");
         let names = ["weight", "requests", "KiB", "useful", "select us", "read us", "step us", "cpu us", "token/s"];
         for name in names.into_iter().chain(["requests x", "bytes x", "step x"]) {
             line.push_str(&format!(" {name:>10}"));
@@ -151,7 +185,8 @@ impl<'a> ClusterDecodeResult<'a> {
     pub(super) fn line(&self) -> String {
         let own = &self.figures;
         let method = format!("{}@{}", self.method, self.group);
-        let mut line = format!("{method:<20} {:<7} {:>7} {:<7}", self.place, self.budget, self.device);
+        let mut line =
+            format!("{method:<20} {:<7} {:>7} {:>5} {:<7}", self.place, self.budget, self.batch, self.device);
         let ratios = [self.ratio_requests, self.ratio_bytes, self.ratio_step].map(Option::unwrap_or_default);
         let kib = rounded(own.bytes / 1024.0);
         let times = [own.select_us, own.read_us, own.step_us, own.cpu_us, own.tokens_per_s];

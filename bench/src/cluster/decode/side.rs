@@ -1,4 +1,8 @@
 //! One side of a comparison: the selections of all steps by one method, read from groups or from pages.
+//!
+//! A side has the selections of every sequence of the largest batch. A smaller batch takes those of the first
+//! sequences. Sequence `n` has the query of step `s + n` in step `s`, so the sequences of a step ask for different
+//! pages.
 
 use crate::cluster::decode::args::DecodePlace;
 use crate::cluster::decode::workload::DecodeWorkload;
@@ -22,10 +26,24 @@ pub(super) struct DecodeSide {
     pub(super) place: DecodePlace,
     /// The index of the budget.
     pub(super) budget: usize,
+    /// By sequence.
+    members: Vec<MemberSelections>,
+}
+
+/// The selections of one sequence of a batch.
+struct MemberSelections {
     /// Step after step, layer after layer.
     selections: Vec<Selection>,
     /// The time of selecting in all layers, by step.
     select_us: Vec<f64>,
+}
+
+/// What is read: the workload from a store, by this many sequences at once.
+#[derive(Clone, Copy)]
+pub(super) struct SideBatch<'a> {
+    pub(super) store: &'a Store,
+    pub(super) workload: &'a DecodeWorkload,
+    pub(super) batch: usize,
 }
 
 /// The times and counts of the reads of one side.
@@ -61,7 +79,7 @@ fn is_over(start: Instant, least: Duration, stall: Duration, stalled: bool) -> b
     passed >= least && (stall.is_zero() || stalled || passed >= least + STALL_WAIT)
 }
 
-/// Figures of one side, each per step and layer.
+/// Figures of one side, each per step and layer, for all sequences of the batch together.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct SideFigures {
     /// Tokens that at least one head attends to.
@@ -87,17 +105,18 @@ pub(super) struct SideFigures {
     pub(super) read_mb_s: f64,
     /// Bytes of attended keys and values per second of reading, in MB.
     pub(super) useful_mb_s: f64,
-    /// Steps of all layers per second.
+    /// Steps of all layers per second, one for each sequence.
     pub(super) tokens_per_s: f64,
 }
 
 impl DecodeSide {
-    /// Selects in every layer of every step. `named` is the method with the tokens of its groups, and the place.
+    /// Selects in every layer of every step, in a sequence that is the `member`-th of a batch. `named` is the method
+    /// with the tokens of its groups, and the place.
     ///
     /// # Errors
     /// A selection fails.
     pub(super) fn select(
-        sequence: &Sequence,
+        (sequence, member): (&Sequence, usize),
         workload: &DecodeWorkload,
         (method, group, place): (String, u16, DecodePlace),
         (id, budget, options): (SelectorId, usize, SelectOptions),
@@ -108,12 +127,18 @@ impl DecodeSide {
             check_interrupt()?;
             let start = Instant::now();
             for (at, layer) in workload.layers.iter().enumerate() {
-                let request = SelectRequest::query(&layer.steps[step]).options(options).selector(id);
+                let query = &layer.steps[(step + member) % steps];
+                let request = SelectRequest::query(query).options(options).selector(id);
                 selections.push(sequence.select(at, request)?);
             }
             select_us.push(start.elapsed().as_secs_f64() * 1e6);
         }
-        Ok(Self { method, group, place, budget, selections, select_us })
+        Ok(Self { method, group, place, budget, members: vec![MemberSelections { selections, select_us }] })
+    }
+
+    /// Adds the selections of the same method, place and budget in the next sequence of the batch.
+    pub(super) fn join(&mut self, next: Self) {
+        self.members.extend(next.members);
     }
 
     /// Reads and attends to the steps, one after the other and from the first one again, for the times of a turn.
@@ -122,17 +147,17 @@ impl DecodeSide {
     /// A read fails, or the run was interrupted.
     pub(super) fn turn(
         &self,
-        (store, workload): (&Store, &DecodeWorkload),
+        of: SideBatch<'_>,
         times: TurnTimes,
         out: &mut [f32],
         reads: &mut SideReads,
     ) -> Result<()> {
-        let steps = workload.layers[0].steps.len();
+        let steps = of.workload.layers[0].steps.len();
         let (mut step, warm) = (0, Instant::now());
         let mut stalled = false;
         while !is_over(warm, times.warm, times.stall, stalled) {
             let begun = Instant::now();
-            self.step(store, workload, step % steps, out, &mut SideReads::default())?;
+            self.step(of, step % steps, out, &mut SideReads::default())?;
             stalled = begun.elapsed() >= times.stall;
             step += 1;
         }
@@ -140,7 +165,7 @@ impl DecodeSide {
         while measured < steps || !is_over(start, times.least, times.stall, stalled) {
             check_interrupt()?;
             let begun = Instant::now();
-            read_us += self.step(store, workload, (step + measured) % steps, out, reads)?;
+            read_us += self.step(of, (step + measured) % steps, out, reads)?;
             stalled = begun.elapsed() >= times.stall;
             reads.each_us.push(begun.elapsed().as_secs_f64() * 1e6);
             measured += 1;
@@ -152,36 +177,41 @@ impl DecodeSide {
     }
 
     /// Reads and attends to one step, layer after layer. Returns the microseconds of the reads.
-    fn step(
-        &self,
-        store: &Store,
-        workload: &DecodeWorkload,
-        step: usize,
-        out: &mut [f32],
-        reads: &mut SideReads,
-    ) -> Result<f64> {
+    fn step(&self, of: SideBatch<'_>, step: usize, out: &mut [f32], reads: &mut SideReads) -> Result<f64> {
+        let SideBatch { store, workload, batch } = of;
         let mut read_us = 0.0;
         let layers = workload.layers.len();
-        for (layer, selection) in workload.layers.iter().zip(&self.selections[step * layers..]) {
+        for (at, layer) in workload.layers.iter().enumerate() {
+            let own = self.members.iter().take(batch);
+            let selections: Vec<&Selection> = own.map(|member| &member.selections[step * layers + at]).collect();
             let begun = Instant::now();
-            let ticket = store.read(&[selection]).submit()?;
+            let ticket = store.read(&selections).submit()?;
             reads.requests += ticket.requests();
             reads.bytes += ticket.device_bytes();
-            let batch = ticket.wait()?;
+            let blocks = ticket.wait()?;
             read_us += begun.elapsed().as_secs_f64() * 1e6;
-            attend(&layer.steps[step], selection, batch.get(0)?, out)?;
+            for (member, selection) in selections.into_iter().enumerate() {
+                let query = &layer.steps[(step + member) % layer.steps.len()];
+                attend(query, selection, blocks.get(member)?, out)?;
+            }
         }
         Ok(read_us)
     }
 
-    /// Returns the figures of reads. `weights` are those of each selection, `[query_heads, tokens]`.
-    pub(super) fn figures(&self, workload: &DecodeWorkload, weights: &[Vec<f32>], reads: &SideReads) -> SideFigures {
+    /// Returns the figures of reads. `weights` are those of each selection of the first sequence, `[query_heads, tokens]`.
+    pub(super) fn figures(&self, of: SideBatch<'_>, weights: &[Vec<f32>], reads: &SideReads) -> SideFigures {
+        let SideBatch { workload, batch, .. } = of;
+        let members = &self.members[..batch.min(self.members.len())];
         let layers = workload.layers.len() as f64;
         let count = (reads.each_us.len() as f64 * layers).max(1.0);
-        let selections = self.selections.len().max(1) as f64;
-        let mean = |of: &dyn Fn(&Selection) -> usize| self.selections.iter().map(of).sum::<usize>() as f64 / selections;
-        let kept: f64 = self.selections.iter().zip(weights).map(|(own, weights)| kept(workload, own, weights)).sum();
-        let (select, attended) = (median(&self.select_us) / layers, median(&reads.attended_us) / layers);
+        // Each sequence has every query once.
+        let first = &members[0].selections;
+        let each = first.len().max(1) as f64;
+        let all = || members.iter().flat_map(|member| &member.selections);
+        let mean = |of: &dyn Fn(&Selection) -> usize| all().map(of).sum::<usize>() as f64 / each;
+        let kept: f64 = first.iter().zip(weights).map(|(own, weights)| kept(workload, own, weights)).sum();
+        let select: f64 = members.iter().map(|member| median(&member.select_us)).sum::<f64>() / layers;
+        let attended = median(&reads.attended_us) / layers;
         let (bytes, read_us) = (reads.bytes as f64 / count, median(&reads.read_us) / layers);
         // Keys and values in f16.
         let useful = mean(&|own| (0..workload.kv_heads).map(|head| own.entries(head).count()).sum());
@@ -189,7 +219,7 @@ impl DecodeSide {
         let per_us = |bytes: f64| if read_us > 0.0 { rounded(bytes / read_us) } else { 0.0 };
         SideFigures {
             entries: rounded(mean(&|own| own.tokens())),
-            weight_kept: rounded(kept / selections),
+            weight_kept: rounded(kept / each),
             requests: rounded(reads.requests as f64 / count),
             bytes: rounded(bytes),
             useful: rounded(useful / bytes.max(1.0)),
@@ -202,7 +232,7 @@ impl DecodeSide {
             cpu_us: rounded(reads.cpu_s * 1e6 / count),
             read_mb_s: per_us(bytes),
             useful_mb_s: per_us(useful),
-            tokens_per_s: rounded(1e6 / ((select + attended) * layers).max(1e-3)),
+            tokens_per_s: rounded(1e6 * members.len() as f64 / ((select + attended) * layers).max(1e-3)),
         }
     }
 }

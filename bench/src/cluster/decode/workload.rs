@@ -42,7 +42,15 @@ impl DecodeWorkload {
     /// # Errors
     /// The file cannot be read, has no queries or layers of several shapes, or an argument is out of range.
     pub(in crate::cluster) fn new(args: &ClusterDecodeArgs) -> Result<Self> {
-        let workload = if args.file.is_some() { Self::of_file(args)? } else { Self::planted(args)? };
+        Self::with_entries(args, args.entries)
+    }
+
+    /// Returns the layers of `--file`, or planted ones of `entries` tokens.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub(super) fn with_entries(args: &ClusterDecodeArgs, entries: u32) -> Result<Self> {
+        let workload = if args.file.is_some() { Self::of_file(args)? } else { Self::planted(args, entries)? };
         ensure!(workload.tokens > 0, "{}: fewer tokens than those of a group", workload.name);
         Ok(workload)
     }
@@ -71,8 +79,8 @@ impl DecodeWorkload {
         Ok(Self { name, tokens, kv_heads: heads, query_heads, dim, layers })
     }
 
-    fn planted(args: &ClusterDecodeArgs) -> Result<Self> {
-        let tokens = whole_groups(args.entries as usize, &args.groups());
+    fn planted(args: &ClusterDecodeArgs, entries: u32) -> Result<Self> {
+        let tokens = whole_groups(entries as usize, &args.groups());
         let (kv_heads, dim) = (usize::from(args.kv_heads), usize::from(args.head_dim));
         let mut layers = Vec::new();
         for layer in 0..args.layers {
