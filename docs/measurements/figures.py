@@ -6,7 +6,7 @@ The settings of a cell are its column's, then its row's, then those of the row's
 - `command`: a name in `commands`. `with` replaces words of it.
 - `field` of the command's JSON lines, and `match`: fields that such a line must have.
 - `of`: another `match` and `field` to divide by. `percent`: the quotient as a change in percent.
-- `mean`: the mean of the field over all lines.
+- `mean`: the mean of the field over all lines that `match`.
 - `pattern`: a regular expression over text output, in place of `field`. Its first group is the number.
 - `over`: this row's first named column over the least of the others, in place of `field`.
 - `scale`, `digits`, `prefix`, `unit`: how the number is shown.

@@ -9,6 +9,7 @@
 //! | `costs` | `costs` | operations on sequences whose stored clusters are not used |
 //! | `decode` | `decode` | requests, bytes and times of decode steps, from groups and from stored clusters |
 //! | `grow` | `grow` | clusters that are stored again while a sequence grows |
+//! | `radius` | `radius` | medoid clusters whose radius another task chose |
 //! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
 //! | `layout` | `layout` | the length of reads by the order of clusters |
 //! | `methods` | `methods` | building, selecting, upkeep and memory of whole methods |
@@ -39,6 +40,7 @@ mod layers;
 mod layout;
 mod methods;
 mod profile_file;
+mod radius;
 mod retrievals;
 mod select;
 mod stripes;
@@ -55,6 +57,7 @@ use distance::ClusterDistanceArgs;
 use grow::ClusterGrowArgs;
 use layout::ClusterLayoutArgs;
 use methods::ClusterMethodsArgs;
+use radius::ClusterRadiusArgs;
 use select::ClusterSelectArgs;
 use stripes::{ClusterPlaceArgs, ClusterScheduleArgs};
 
@@ -85,6 +88,8 @@ pub(crate) enum ClusterCommand {
     Place(ClusterPlaceArgs),
     /// Measures which pages of stored clusters are read, if entries are in several clusters on several devices.
     Schedule(ClusterScheduleArgs),
+    /// Measures medoid clusters whose radius was chosen on one task and is used on others.
+    Radius(ClusterRadiusArgs),
     /// Measures scoring medoids and centroids against scoring all keys.
     Select(ClusterSelectArgs),
 }
@@ -104,6 +109,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         ClusterCommand::Methods(args) => methods::run(args),
         ClusterCommand::Place(args) => stripes::run_place(args),
         ClusterCommand::Schedule(args) => stripes::run_schedule(args),
+        ClusterCommand::Radius(args) => radius::run(args),
         ClusterCommand::Select(args) => select::run(args),
     }
 }

@@ -4,6 +4,7 @@
 //! - `layers.n.keys`: `[entries, kv_heads, head_dim]` in f32, f16 or bf16.
 //! - `layers.n.offsets`: query `q` activated elements `offsets[q]..offsets[q + 1]` of the next tensor.
 //! - `layers.n.activated`: entries, in rising order per query.
+//! - `layers.n.weights`: the attention weight of each activated entry, in f32.
 //! - `layers.n.queries`: `[queries, query_heads, head_dim]`.
 //!
 //! `positions` has the token of each query, for all layers.
@@ -37,6 +38,24 @@ pub(super) fn load_queries(path: &Path, layers: &[usize]) -> Result<Vec<Vec<Vec<
         let &[_, heads, dim] = tensor.shape() else { bail!("layer {layer}: queries have no 3 axes") };
         ensure!(heads > 0 && dim > 0, "layer {layer}: queries of shape {:?}", tensor.shape());
         Ok(floats(&tensor)?.chunks_exact(heads * dim).map(<[f32]>::to_vec).collect())
+    })
+}
+
+/// Reads the weights of the activated entries of each query.
+///
+/// # Errors
+/// As [`load`], or the weights are not those of the activated entries.
+pub(super) fn load_weights(path: &Path, layers: &[usize]) -> Result<Vec<Vec<Vec<f32>>>> {
+    each_layer(path, layers, &|file, layer| {
+        let tensor = |part: &str| {
+            let name = format!("layers.{layer}.{part}");
+            file.tensor(&name).with_context(|| format!("tensor {name}"))
+        };
+        let (weights, offsets) = (floats(&tensor("weights")?)?, words(&tensor("offsets")?)?);
+        let ends = (offsets.first().copied(), offsets.last().map(|last| *last as usize));
+        let is_cut = ends == (Some(0), Some(weights.len())) && offsets.is_sorted();
+        ensure!(is_cut, "layer {layer}: the offsets do not cut the list of {} weights", weights.len());
+        Ok(offsets.windows(2).map(|ends| weights[ends[0] as usize..ends[1] as usize].to_vec()).collect())
     })
 }
 
@@ -122,12 +141,14 @@ mod tests {
         let keys: Vec<u8> = (0..12).flat_map(|x| f16::from_f32(x as f32).to_le_bytes()).collect();
         let query_bytes: Vec<u8> =
             [0.5_f32, 0.25, 2.0, 4.0, 8.0, 16.0].into_iter().flat_map(f32::to_le_bytes).collect();
+        let weight_bytes: Vec<u8> = (1..=activated.len()).flat_map(|x| (x as f32).to_le_bytes()).collect();
         let (offset_bytes, activated_bytes, position_bytes) = (bytes(offsets), bytes(activated), bytes(&[0, 1, 2]));
         let tensors = [
             ("layers.0.keys", TensorView::new(Dtype::F16, vec![3, 2, 2], &keys)),
             ("layers.0.offsets", TensorView::new(Dtype::U32, vec![offsets.len()], &offset_bytes)),
             ("layers.0.activated", TensorView::new(Dtype::U32, vec![activated.len()], &activated_bytes)),
             ("layers.0.queries", TensorView::new(Dtype::F32, vec![3, 1, 2], &query_bytes)),
+            ("layers.0.weights", TensorView::new(Dtype::F32, vec![activated.len()], &weight_bytes)),
             ("positions", TensorView::new(Dtype::U32, vec![3], &position_bytes)),
         ];
         let about = [("format", "stratakv-profile"), ("version", version), ("layers", "1")];
@@ -153,6 +174,7 @@ mod tests {
         assert_eq!(layers[0].joined_keys(), (0..12).map(|x| x as f32).collect::<Vec<_>>());
         assert_eq!((layers[0].activated_per_query(), layers[0].co_activation().unwrap().queries()), (1.0, 3));
         assert_eq!(load_queries(file.path(), &[]).unwrap(), [[[0.5, 0.25], [2.0, 4.0], [8.0, 16.0]]]);
+        assert_eq!(load_weights(file.path(), &[]).unwrap(), [[vec![1.0, 2.0], vec![], vec![3.0]]]);
         assert_eq!(load_positions(file.path()).unwrap(), [0, 1, 2]);
     }
 
