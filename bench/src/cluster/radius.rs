@@ -77,11 +77,16 @@ impl std::str::FromStr for RadiusTask {
     }
 }
 
-/// A layer of a task with the radius that it chooses.
-struct RadiusLayer {
+/// A layer of a task.
+struct WeightedLayer {
     trace: LayerTrace,
     /// The weights of the activated entries of each query.
     weights: Vec<Vec<f32>>,
+}
+
+/// A layer of a task with the radius that it chooses.
+struct RadiusLayer {
+    layer: WeightedLayer,
     clustering: MedoidClustering,
     radius: ClusterRadius,
 }
@@ -157,29 +162,31 @@ pub(super) fn run(args: &ClusterRadiusArgs) -> Result<()> {
 }
 
 /// Returns the name of a task and its layers, each with the weights of activated entries.
-fn load(args: &ClusterRadiusArgs, task: &RadiusTask) -> Result<(String, Vec<(LayerTrace, Vec<Vec<f32>>)>)> {
+fn load(args: &ClusterRadiusArgs, task: &RadiusTask) -> Result<(String, Vec<WeightedLayer>)> {
     let queries = args.queries as usize;
     let RadiusTask::File(path) = task else {
         let (entries, dim) = (args.entries as usize, args.dim as usize);
-        let layer = planted(&args.planted, PlantedSizes { entries, queries, heads: 1, dim, covered: COVERED })?;
-        let weights = layer.activated.iter().map(|query| vec![1.0; query.len()]).collect();
-        return Ok(("planted".into(), vec![(layer, weights)]));
+        let trace = planted(&args.planted, PlantedSizes { entries, queries, heads: 1, dim, covered: COVERED })?;
+        let weights = trace.activated.iter().map(|query| vec![1.0; query.len()]).collect();
+        return Ok(("planted".into(), vec![WeightedLayer { trace, weights }]));
     };
     let name = path.file_stem().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
-    let mut layers: Vec<_> =
-        profile_file::load(path, &[])?.into_iter().zip(profile_file::load_weights(path, &[])?).collect();
-    for (layer, weights) in &mut layers {
-        layer.activated.truncate(queries);
+    let mut layers = Vec::new();
+    let weights = profile_file::load_weights(path, &[])?;
+    for (mut trace, mut weights) in profile_file::load(path, &[])?.into_iter().zip(weights) {
+        trace.activated.truncate(queries);
         weights.truncate(queries);
-        let is_whole = layer.activated.iter().zip(&*weights).all(|(query, weights)| query.len() == weights.len());
-        ensure!(is_whole && layer.activated.len() >= 2, "{name}, {}: at least two queries with weights", layer.name);
+        let is_whole = trace.activated.iter().zip(&weights).all(|(query, weights)| query.len() == weights.len());
+        ensure!(is_whole && trace.activated.len() >= 2, "{name}, {}: at least two queries with weights", trace.name);
+        layers.push(WeightedLayer { trace, weights });
     }
     Ok((name, layers))
 }
 
 /// Finds the radius of a layer.
-fn with_radius(args: &ClusterRadiusArgs, (trace, weights): (LayerTrace, Vec<Vec<f32>>)) -> Result<RadiusLayer> {
+fn with_radius(args: &ClusterRadiusArgs, layer: WeightedLayer) -> Result<RadiusLayer> {
     check_interrupt()?;
+    let trace = &layer.trace;
     let first = &trace.activated[..trace.activated.len() / 2];
     let mut recorded = CoActivation::new(trace.entries, first.len())?;
     first.iter().try_for_each(|query| recorded.record(query))?;
@@ -187,7 +194,7 @@ fn with_radius(args: &ClusterRadiusArgs, (trace, weights): (LayerTrace, Vec<Vec<
     let options = MedoidOptions { max_size, memberships, ..MedoidOptions::default() };
     let clustering = MedoidClustering::new(&recorded, options)?;
     let (radius, _) = clustering.cluster_to_mean_size(args.mean_size)?;
-    Ok(RadiusLayer { trace, weights, clustering, radius })
+    Ok(RadiusLayer { layer, clustering, radius })
 }
 
 /// Returns the mean figures of layers by the radii of others.
@@ -204,7 +211,7 @@ fn mean(args: &ClusterRadiusArgs, layers: &[RadiusLayer], others: &[RadiusLayer]
 
 /// Returns the figures of a layer by a radius.
 fn figures(args: &ClusterRadiusArgs, layer: &RadiusLayer, radius: ClusterRadius) -> Result<RadiusFigures> {
-    let RadiusLayer { trace, weights, clustering, .. } = layer;
+    let RadiusLayer { layer: WeightedLayer { trace, weights }, clustering, .. } = layer;
     let mut found = clustering.cluster(radius);
     let single = found.lists().iter().filter(|members| members.len() == 1).count();
     let (mean_size, clustered) = (found.lists().mean_size(), found.lists().len());
