@@ -167,17 +167,24 @@ fn cache_compares_policies_on_the_same_steps() {
     assert!(groups.len() == 8 && number(&groups[0], "hit_rate") > 0.0, "{groups:?}");
 }
 
-/// Writes a profile of one layer with 256 entries and two heads, and 16 queries of four entries each.
+/// Writes a profile of one layer with 256 entries and two heads. The last 16 tokens have queries of two query heads
+/// per head, each with four activated entries.
 fn profile_file() -> tempfile::NamedTempFile {
     let bytes = |words: Vec<u32>| words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>();
     let keys: Vec<u8> = (0..256 * 2 * 4_u32).flat_map(|at| ((at * 37 % 101) as f32).to_le_bytes()).collect();
     let offsets = bytes((0..=16).map(|query| 4 * query).collect());
     let activated = bytes((0..16).flat_map(|query| (0..4).map(move |at| query % 4 * 8 + at * 60)).collect());
+    let (weights, positions) =
+        ((0..64).flat_map(|_| 0.25_f32.to_le_bytes()).collect::<Vec<u8>>(), bytes((240..256).collect()));
+    let queries: Vec<u8> = (0..16 * 4 * 4_u32).flat_map(|at| ((at * 53 % 17) as f32 / 8.0).to_le_bytes()).collect();
     let view = |dtype, shape: &[usize], data| TensorView::new(dtype, shape.to_vec(), data).expect("a tensor");
     let tensors = [
         ("layers.0.keys", view(Dtype::F32, &[256, 2, 4], &keys)),
         ("layers.0.offsets", view(Dtype::U32, &[17], &offsets)),
         ("layers.0.activated", view(Dtype::U32, &[64], &activated)),
+        ("layers.0.weights", view(Dtype::F32, &[64], &weights)),
+        ("layers.0.queries", view(Dtype::F32, &[16, 4, 4], &queries)),
+        ("positions", view(Dtype::U32, &[16], &positions)),
     ];
     let about = [("format", "stratakv-profile"), ("version", "1"), ("layers", "1")];
     let about = about.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
@@ -200,8 +207,30 @@ fn a_recorded_profile_is_measured_like_a_planted_one() {
     assert_eq!(number(&build[0], "activated_per_query"), 4.0);
     let adapt = of_file(&["adapt", "--buffer", "16"]);
     assert_eq!((adapt.len(), number(&adapt[0], "prefill")), (5, 128.0));
+    let recorded = of_file(&["adapt", "--buffer", "16", "--recorded", "--retrieved", "0.5"]);
+    let dynakv = recorded.iter().find(|result| result["method"] == "dynakv").expect("dynakv");
+    assert_eq!((number(dynakv, "prefill"), number(dynakv, "changes") > 0.0), (240.0, true), "{dynakv}");
+    assert!((0.0..=1.0).contains(&number(dynakv, "chosen_again_8")) && dynakv["chosen_again_16"].is_null(), "{dynakv}");
     assert_eq!(of_file(&["layout"]).len(), 5);
     assert_eq!(of_file(&["cache", "--mean-size", "3", "--capacity", "0.2"]).len(), 6);
+}
+
+#[test]
+fn radius_clusters_each_task_by_the_radius_of_each() {
+    let file = profile_file();
+    let tasks = format!("planted,{}", file.path().to_str().expect("a path"));
+    let arguments = ["radius", "--tasks", &tasks, "--entries", "1000", "--queries", "64", "--mean-size", "3"];
+    let found = results(&arguments);
+    assert_eq!(found.len(), 4);
+    for result in &found {
+        assert!(number(result, "requests") > 0.0 && number(result, "weight_kept") > 0.0, "{result}");
+        let is_own = result["task"] == result["radius_of"];
+        assert!(
+            !is_own || (number(result, "ratio_requests"), number(result, "ratio_weight")) == (1.0, 1.0),
+            "{result}"
+        );
+    }
+    assert_repeats(&arguments);
 }
 
 /// A sequence for the commands that write a store.
@@ -225,6 +254,41 @@ fn costs_compare_each_operation() {
     assert_eq!(operations, ["open", "commit", "fork", "delete", "close"]);
     for field in ["plain_ms", "clusters_ms", "ratio"] {
         assert!(found.iter().all(|result| number(result, field) > 0.0), "{field} in {found:?}");
+    }
+}
+
+#[test]
+fn grow_moves_less_than_packed_clusters() {
+    let found = results(&[&["grow", "--from", "320", "--every", "80", "--budgets", "1/5"], &STORED[..]].concat());
+    assert_eq!((found.len(), number(&found[0], "stores")), (1, 5.0));
+    let [packed, by_store] = ["moved_packed", "moved_packed_stores"].map(|field| number(&found[0], field));
+    assert!(packed > by_store && by_store > 0.0 && number(&found[0], "moved") < packed, "{found:?}");
+}
+
+#[test]
+fn decode_reads_batches_and_compares_lengths() {
+    let arguments = ["decode", "--lengths", "320,640,960", "--batch", "1,2", "--budgets", "1/5", "--layers", "1"];
+    let methods = ["--methods", "tck:64,swarm:8:single", "--places", "pages"];
+    let sizes = ["--steps", "2", "--kv-heads", "2", "--rounds", "1"];
+    let found = results(&[&arguments[..], &methods, &sizes].concat());
+    let (lines, reads): (Vec<_>, Vec<_>) =
+        found.iter().filter(|own| own["batch"].is_u64()).partition(|own| own["lengths"].is_array());
+    assert_eq!((reads.len(), lines.len()), (3 * 2 * 2, 2 * 2), "{found:?}");
+    for single in reads.iter().filter(|own| own["batch"] == 1) {
+        let is_like =
+            |own: &&&Value| own["batch"] == 2 && own["tokens"] == single["tokens"] && own["method"] == single["method"];
+        let double = reads.iter().find(is_like).expect("a batch of two");
+        // Each sequence of a batch reads its own blocks, and has every query once.
+        for field in ["requests", "bytes", "entries"] {
+            // Figures have four digits.
+            let ratio = number(double, field) / number(single, field);
+            assert!((ratio - 2.0).abs() < 0.003, "{field} in {double}");
+        }
+        assert_eq!(double["weight_kept"], single["weight_kept"]);
+    }
+    for line in lines {
+        assert_eq!(line["lengths"], serde_json::json!([320, 640, 960]));
+        assert!(number(line, "off_line") >= 0.0, "{line}");
     }
 }
 

@@ -3,8 +3,8 @@
 //! 1. Write a sequence for each group size, of planted topics or of the keys of a file of `kvrun profile` (`workload`).
 //! 2. For each method: attach it and select for every step and budget. If it has clusters, store them and select again.
 //!    Each of these is a side (`side`). Selections keep the pages of sets that later ones replace.
-//! 3. For each device profile, budget and batch, and in each round, every side reads and attends to all steps. The steps
-//!    of one side follow each other, because a limited device counts the requests of the steps before.
+//! 3. For each device profile, budget and batch, and in each round, every side reads and attends to all steps. The
+//!    steps of one side follow each other, because a limited device counts the requests of the steps before.
 //! 4. With several lengths, do so for each of them. Then compare the times of each side with a line (`lengths`).
 //!
 //! The steps have no pipeline and no cache, and reads are direct, so every step waits for a cold read. Requests and

@@ -198,7 +198,8 @@ impl DecodeSide {
         Ok(read_us)
     }
 
-    /// Returns the figures of reads. `weights` are those of each selection of the first sequence, `[query_heads, tokens]`.
+    /// Returns the figures of reads. `weights` are those of each selection of the first sequence,
+    /// `[query_heads, tokens]`.
     pub(super) fn figures(&self, of: SideBatch<'_>, weights: &[Vec<f32>], reads: &SideReads) -> SideFigures {
         let SideBatch { workload, batch, .. } = of;
         let members = &self.members[..batch.min(self.members.len())];

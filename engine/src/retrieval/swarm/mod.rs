@@ -12,8 +12,8 @@
 //!
 //! The paper attends to the whole window. `swarm:window` does so too, but small budgets have no room for it.
 //! The paper limits neither the size of a cluster nor the clusters of an entry. Here a cluster has at most 16 entries,
-//! or twice its mean size. An entry is in at most two clusters, and in one if members are scored. `swarm:single` puts it
-//! into one as well: the paper's No Replica.
+//! or twice its mean size. An entry is in at most two clusters, and in one if members are scored. `swarm:single` puts
+//! it into one as well: the paper's No Replica.
 
 mod members;
 mod selector;
