@@ -105,6 +105,12 @@ pub enum Mutant {
     StaleStateKept,
     /// The state of a method is stored before its tokens are committed.
     UncommittedStateStored,
+    /// A cluster begins in the page of the cluster before it, and overwrites entries.
+    PageFilledTwice,
+    /// A head attends to an entry once for each page that holds it.
+    ReplicaCountedTwice,
+    /// An open counts derived frames among the frames that hold the tokens of a sequence.
+    DerivedFrameCounted,
 }
 
 /// Returns `false`, because faults are planted with the feature `sim` only.

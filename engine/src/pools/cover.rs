@@ -17,6 +17,7 @@ use super::page_sources::PageSources;
 use super::stored_list::{StoredList, StoredPage};
 use super::stored_set::StoredLayer;
 use crate::attention::{HeadMask, TokenMask};
+use crate::io::planted;
 use crate::options::BalancePolicy;
 use std::collections::{BTreeMap, HashSet};
 use stratakv_format::pool::{EntryHeads, PageGeometry};
@@ -135,6 +136,11 @@ impl StoredList {
             match (own.next(), own.next()) {
                 (None, _) => left.push(token),
                 (Some((page, slot)), None) => pages.entry(page).or_default().push((slot, token)),
+                (Some(one), Some(other)) if planted!(ReplicaCountedTwice) => {
+                    [one, other]
+                        .into_iter()
+                        .for_each(|(page, slot)| pages.entry(page).or_default().push((slot, token)));
+                }
                 (Some(_), Some(_)) => several.push((2 + own.count(), token)),
             }
         }

@@ -7,6 +7,7 @@
 //! Source: SWARM section 5.2, equation 7, with pages in place of entries.
 
 use super::layer_clusters::LayerClusters;
+use crate::io::planted;
 use crate::options::ClusterStripe;
 use crate::retrieval::clusters::ClusterLists;
 
@@ -22,6 +23,17 @@ pub(super) struct PlannedPage {
     pub(super) first: u32,
     /// The number of its entries.
     pub(super) valid: u32,
+}
+
+impl PlannedPage {
+    /// Returns the index of the page that page `index` of these pages is put into: its own.
+    pub(super) fn place(pages: &[Self], index: usize) -> usize {
+        let is_next = |before: &Self, own: &Self| {
+            (own.list, own.lane) == (before.list, before.lane) && own.cluster != before.cluster
+        };
+        let is_shared = planted!(PageFilledTwice) && index > 0 && is_next(&pages[index - 1], &pages[index]);
+        index - usize::from(is_shared)
+    }
 }
 
 /// Deals the pages of clusters to lanes.

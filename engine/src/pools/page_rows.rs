@@ -43,9 +43,10 @@ pub(super) fn fill(
     source: &dyn GroupPlanes,
 ) -> Result<Vec<u8>> {
     let mut places = Vec::with_capacity(pages.iter().map(|page| page.valid as usize).sum());
-    for (index, page) in (0..).zip(pages) {
+    for (index, page) in pages.iter().enumerate() {
         let members = layer.lists[usize::from(page.list)].clusters.members(page.cluster as usize)?;
         let own = &members[page.first as usize..(page.first + page.valid) as usize];
+        let index = PlannedPage::place(pages, index) as u32;
         places.extend((0..).zip(own).map(|(slot, token)| EntryPlace { token: *token, page: index, slot }));
     }
     places.sort_unstable_by_key(|place| place.token);

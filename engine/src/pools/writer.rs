@@ -270,8 +270,10 @@ impl<'a> PoolWriter<'a> {
         let draft = DerivedDraft::Pool { layer, page_bytes, pages: bytes };
         let frame = self.write(&draft, &[(layer, bytes.len() as u64)], device)?;
         let checksum = self.store.devices.identity.checksum;
-        for (nth, (page, bytes)) in (0..).zip(pages.iter().zip(bytes.chunks_exact(page_bytes))) {
-            let number = frame.first_page + nth * clusters.geometry.disk_pages();
+        for (nth, page) in pages.iter().enumerate() {
+            let nth = PlannedPage::place(pages, nth);
+            let bytes = &bytes[nth * page_bytes..][..page_bytes];
+            let number = frame.first_page + nth as u32 * clusters.geometry.disk_pages();
             let heads = clusters.lists[usize::from(page.list)].heads;
             let (nonce, origin) = (frame.meta.nonce, frame.meta.origin);
             let (place, valid) = page_place(number, page.valid);

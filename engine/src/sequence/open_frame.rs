@@ -22,6 +22,7 @@ use super::referenced_frame::ReferencedFrame;
 use super::token_ids::TokenIds;
 use crate::catalog::{BlockPlace, Extent, FrameBody, FrameSlot, SequenceMeta, Source, SummaryPlace, min_max_records};
 use crate::error::{Error, ErrorKind, Result};
+use crate::io::planted;
 use crate::log::{AdapterPart, CoveredEnds, Devices};
 use crate::metrics::Category;
 use crate::retrieval::MinMax;
@@ -29,8 +30,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::error::FormatErrorCode;
 use stratakv_format::frame::{
-    Descriptor, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL,
-    KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords, tail_plane_bytes,
+    Descriptor, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_CLUSTER_DIRECTORY, KIND_GROUPS,
+    KIND_POOL, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords,
+    tail_plane_bytes,
 };
 use stratakv_format::{DType, FrameId, PAGE_BYTES};
 
@@ -137,6 +139,7 @@ impl Sequence {
                 }
                 KIND_SUMMARY if descriptor.summary.get() != SUMMARY_MIN_MAX => {}
                 KIND_CLUSTER_DELTA => {}
+                KIND_POOL | KIND_CLUSTER_DIRECTORY if planted!(DerivedFrameCounted) => {}
                 KIND_SUMMARY => self.lay_summary(&frame, descriptor)?,
                 KIND_TAIL => self.lay_tail(&frame, descriptor, &mut rest.loose)?,
                 KIND_TOKEN_IDS => self.lay_token_ids(&frame, descriptor, rest)?,

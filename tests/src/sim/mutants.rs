@@ -6,7 +6,7 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault with its budget: the number of cases within which the simulator must find it.
-const BUDGETS: [(Mutant, u64); 42] = [
+const BUDGETS: [(Mutant, u64); 45] = [
     (Mutant::DataSyncSkipped, 2_000),
     (Mutant::ManifestSyncSkipped, 2_000),
     (Mutant::ManifestBeforeData, 10_000),
@@ -49,6 +49,9 @@ const BUDGETS: [(Mutant, u64); 42] = [
     (Mutant::LooseEntriesLost, 5_000),
     (Mutant::StaleStateKept, 2_000),
     (Mutant::UncommittedStateStored, 2_000),
+    (Mutant::PageFilledTwice, 2_000),
+    (Mutant::ReplicaCountedTwice, 2_000),
+    (Mutant::DerivedFrameCounted, 2_000),
 ];
 
 /// The result of the search for one fault.
