@@ -236,7 +236,8 @@ mod tests {
     use stratakv_format::DType;
 
     fn layer(sharing: HeadSharing, shape: KeyShape, mean_size: usize) -> BalancedLayer {
-        let options = ClusterOptions { mean_size, chosen_by: ChosenBy::Representative, sharing, whole_window: false };
+        let chosen_by = ChosenBy::Representative;
+        let options = ClusterOptions { mean_size, chosen_by, sharing, whole_window: false, single: false };
         BalancedLayer::new(shape, KeySpace::new(shape, options, None))
     }
 
