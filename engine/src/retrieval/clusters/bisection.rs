@@ -36,7 +36,8 @@ pub fn bisect(keys: &[f32], dim: usize, size: usize, seed: u64) -> Result<Cluste
     let mut sets = Sets { keys, dim, size, order: (0..entries as u32).collect() };
     let mut random = SeededRandom::new(seed);
     let mut lists = ClusterLists::with_capacity(entries.div_ceil(size), entries);
-    let mut left = vec![0..entries];
+    let all = 0..entries;
+    let mut left = vec![all];
     while let Some(set) = left.pop() {
         if set.len() > size {
             let cut = set.start + sets.divide(set.clone(), &mut random);
