@@ -304,7 +304,7 @@ mod tests {
         }
         for bad in ["full", "window", "tck:64", "pqcache:64", "tokens"] {
             let error = parse_clustered(bad).unwrap_err().to_string();
-            assert!(error.contains("makes no clusters; use one of dynakv") && error.contains("infllm"), "{error}");
+            assert!(error.contains("makes no clusters; use one of balanced") && error.contains("infllm"), "{error}");
         }
         let error = "tck".parse::<Policy>().unwrap().selector(None, None).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("tck:64 needs --adapters") && error.contains("kvrun calibrate"), "{error}");
