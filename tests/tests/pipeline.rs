@@ -71,7 +71,9 @@ impl DecodeModel for Model {
             let token = |data| TensorView::token_major(data, 1, KV_HEADS, DIM);
             sequence.append(layer, token(&keys), token(&values))?;
         }
-        Ok(self.queries(layer))
+        let mut queries = self.queries(layer);
+        queries.truncate(sequences.len());
+        Ok(queries)
     }
 
     fn predict(&mut self, next: usize) -> Option<Vec<Vec<f32>>> {
@@ -254,6 +256,50 @@ fn pages_of_stored_clusters_have_the_same_bits() {
             assert_eq!(report.prefetched > 0, predictions != Predictions::None, "{case}");
         }
     }
+}
+
+/// Decodes without predictions. The blocks that the last step selected are prefetched.
+fn repeating(store: &Store, batches: &[usize]) -> (Vec<u32>, PipelineReport) {
+    let mut sequences = prefill(store, TOKENS);
+    let mut model = Model::new(Predictions::None);
+    let mut pipeline = Pipeline::new(store, BUDGET).prefetch_last(true);
+    for &batch in batches {
+        let mut batch: Vec<&mut Sequence> = sequences.iter_mut().take(batch).collect();
+        pipeline.decode(&mut batch, &mut model).unwrap();
+    }
+    (bits(&model), pipeline.take_report())
+}
+
+#[test]
+fn what_the_last_step_selected_is_prefetched_if_nothing_is_predicted() {
+    let expected = expected();
+    for cache in [None, Some(CacheOptions::new(ByteSize::mib(2)))] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = options(dir.path()).cache(cache).open().unwrap();
+        let (found, report) = repeating(&store, &[SEQUENCES; STEPS]);
+        let case = format!("{cache:?}: {report:?}");
+        assert!(found == expected, "{case}");
+        // There is no step before the first one, and no layer before the first one.
+        assert_eq!(report.predicted_layers, 2 * (STEPS as u64 - 1), "{case}");
+        assert!(report.predicted > 0 && report.recall() < 1.0, "{case}");
+        match cache {
+            None => assert_eq!(report.prefetched + report.corrected, report.predictable, "{case}"),
+            Some(_) => assert!(report.resident > 0, "{case}"),
+        }
+    }
+}
+
+#[test]
+fn selections_of_sequences_that_left_the_batch_are_not_prefetched() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let (_, alone) = repeating(&store, &[1, 1]);
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).open().unwrap();
+    let (_, shrunk) = repeating(&store, &[SEQUENCES, 1]);
+    let ahead = |report: &PipelineReport| report.prefetched + report.wasted;
+    assert!(ahead(&alone) > 0);
+    assert_eq!(ahead(&shrunk), ahead(&alone), "{alone:?}, {shrunk:?}");
 }
 
 #[test]

@@ -1,8 +1,9 @@
 //! Arguments of `kvbench decode`.
 
 use crate::devices::ReadLimitArgs;
-use crate::support::args::{CommonArgs, Switch, between, between_u16, share, size};
+use crate::support::args::{CommonArgs, between, between_u16, share, size};
 use clap::{Args, ValueEnum};
+use serde::Serialize;
 use std::str::FromStr;
 use stratakv::ByteSize;
 use stratakv::layout::PlaneCodec;
@@ -55,9 +56,9 @@ pub(crate) struct DecodeArgs {
     /// Replacement policies of the cache of resident blocks, separated by commas: `none` or names of the engine.
     #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "none,lru")]
     pub(crate) policy: Vec<DecodePolicy>,
-    /// Settings of prefetching the next layer's reads, separated by commas.
+    /// What is prefetched for the next layer, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "on")]
-    pub(crate) pipeline: Vec<Switch>,
+    pub(crate) pipeline: Vec<Ahead>,
     /// Share of a step's selection that the next step keeps.
     #[arg(long, default_value_t = 0.78, value_parser = share)]
     pub(crate) overlap: f64,
@@ -90,6 +91,18 @@ pub(crate) struct DecodeArgs {
     /// Seed of the selections.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
+}
+
+/// What a layer prefetches for the next one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Ahead {
+    /// Nothing
+    Off,
+    /// What its query is predicted to select (--recall)
+    On,
+    /// What the last step selected in it (--overlap); a virtual cache of two layers
+    Last,
 }
 
 /// A cache size in MiB; none stands for `auto`.

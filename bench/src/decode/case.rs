@@ -8,7 +8,7 @@
 //! 4. Predict the next layer's selection as soon as its scoring has ended, at the latest after this layer's attention.
 //! 5. Attend, and wait for the rest of the computing time.
 
-use crate::decode::args::{DecodeArgs, DecodePolicy};
+use crate::decode::args::{Ahead, DecodeArgs, DecodePolicy};
 use crate::decode::prepared_store::{WORKING_BYTES, key};
 use crate::decode::result::StepFigures;
 use crate::decode::scorer::Scorer;
@@ -43,7 +43,7 @@ pub(crate) struct DecodeCase<'a> {
     pub(crate) steps: u32,
     pub(crate) compute_us: u64,
     pub(crate) policy: DecodePolicy,
-    pub(crate) pipeline: bool,
+    pub(crate) ahead: Ahead,
     pub(crate) scorer: Option<&'a Scorer>,
 }
 
@@ -199,11 +199,12 @@ impl DecodeCase<'_> {
         let DecodeState { pipeline, sequences, traces, times, .. } = state;
         // Norm, projections and RoPE take a quarter of the layer.
         let projected = begun + Duration::from_nanos(self.compute_us * 250);
-        let next = (self.pipeline && layer + 1 < traces.len()).then_some(layer + 1);
+        let predicts = self.ahead == Ahead::On;
+        let next = (predicts && layer + 1 < traces.len()).then_some(layer + 1);
         std::thread::scope(|scope| -> Result<()> {
             // The next layer's query is predicted from this layer's input, which is known already.
             let scoring = self.scorer.zip(next).map(|(scorer, next)| scope.spawn(move || scorer.score(next, 1)));
-            if let Some(scorer) = self.scorer.filter(|_| !self.pipeline || layer == 0) {
+            if let Some(scorer) = self.scorer.filter(|_| !predicts || layer == 0) {
                 // Without a prediction the query is known once it is projected.
                 sleep_until(projected);
                 let took = scorer.score(layer, usize::from(self.args.select_threads))?;
@@ -212,11 +213,15 @@ impl DecodeCase<'_> {
             let selected: Vec<Vec<u64>> = traces[layer].iter().map(SelectionTrace::selected).collect();
             let selections = select_groups(sequences, layer, &selected)?;
             // With a recall of 1 the layer attends to the predicted groups (KVSwap), which are known by now.
-            let predicted = self.pipeline && layer > 0 && self.args.recall >= 1.0;
+            let predicted = predicts && layer > 0 && self.args.recall >= 1.0;
             if !predicted {
                 sleep_until(projected);
             }
             pipeline.read(layer, &selections)?;
+            if let Some(next) = traces.get(layer + 1).filter(|_| self.ahead == Ahead::Last) {
+                let last: Vec<Vec<u64>> = next.iter().map(SelectionTrace::last_selected).collect();
+                pipeline.predict(layer + 1, &select_groups(sequences, layer + 1, &last)?)?;
+            }
             let mut prediction = next.map(|layer| Prediction { layer, scoring });
             // The prediction is submitted early if its scoring has ended, but this layer does not wait for it.
             while prediction.as_ref().is_some_and(|prediction| !prediction.is_scored()) && Instant::now() < projected {

@@ -24,12 +24,11 @@ mod trace;
 pub(crate) use args::DecodeArgs;
 
 use crate::devices::{DeviceLimits, DeviceSet, in_directory};
-use crate::support::args::Switch;
 use crate::support::interrupt::check_interrupt;
 use crate::support::model::TOKEN_LAYER_BYTES;
 use crate::support::report::{print, ratio, rounded};
 use anyhow::{Context, Result, bail};
-use args::{CodecShare, DecodeCodec, DecodePolicy};
+use args::{Ahead, CodecShare, DecodeCodec, DecodePolicy};
 use case::{CaseFigures, DecodeCase};
 use codec_share::{LayerReads, SolvedShare, decode_bps};
 use prepared_store::PreparedStore;
@@ -51,8 +50,8 @@ pub(crate) fn run(args: &DecodeArgs) -> Result<()> {
         if args.codec == DecodeCodec::Raw {
             bail!("--codec-share auto: there is no codec to share; give --codec int8 or --codec int4");
         }
-        if args.pipeline.contains(&Switch::Off) {
-            bail!("--codec-share auto: it is solved for reads that hide behind computing; leave --pipeline off out");
+        if args.pipeline.iter().any(|ahead| *ahead != Ahead::On) {
+            bail!("--codec-share auto: it is solved for predicted reads that hide behind computing; use --pipeline on");
         }
     }
     for &context in &args.context {
@@ -144,11 +143,10 @@ impl Contest<'_> {
         first_ms: &mut Option<f64>,
     ) -> Result<()> {
         let args = self.args;
-        for &pipeline in &args.pipeline {
+        for &ahead in &args.pipeline {
             check_interrupt()?;
-            let pipeline = pipeline == Switch::On;
             let (stored, layout, steps, scorer) = (prepared.tokens, &coding.layout, args.steps, self.scorer);
-            let case = DecodeCase { args, stored, layout, steps, compute_us, policy, pipeline, scorer };
+            let case = DecodeCase { args, stored, layout, steps, compute_us, policy, ahead, scorer };
             let figures = case.run(&prepared.path()).with_context(|| format!("{}, {compute_us} us", policy.name()))?;
             let step_ms = figures.steps.step_ms;
             let codec = CodecSetup {
@@ -160,9 +158,13 @@ impl Contest<'_> {
             let speedup = first_ms.and_then(|first| ratio(first, step_ms));
             first_ms.get_or_insert(step_ms);
             let result = self.result(&case, figures, codec, speedup)?;
-            let with = if pipeline { "with" } else { "without" };
+            let with = match ahead {
+                Ahead::Off => "without pipeline",
+                Ahead::On => "with pipeline",
+                Ahead::Last => "prefetching the last selection",
+            };
             let (tokens, policy) = (self.context, policy.name());
-            let name = format!("decode {tokens} tokens, {policy}, {with} pipeline, {compute_us} us a layer");
+            let name = format!("decode {tokens} tokens, {policy}, {with}, {compute_us} us a layer");
             print(args.common.json, &format!("{name}, selection {}", self.method), &result)?;
         }
         Ok(())
@@ -196,7 +198,8 @@ impl Contest<'_> {
             },
             codec,
             prefetch: PrefetchFigures {
-                pipeline: case.pipeline,
+                pipeline: case.ahead != Ahead::Off,
+                ahead: case.ahead,
                 layer_compute_us: case.compute_us,
                 cache_mib: case.cache_mib(),
                 read_bps: self.limits.read_bps,
@@ -218,9 +221,9 @@ fn probe(prepared: &mut PreparedStore<'_>) -> Result<Vec<LayerReads>> {
         let read = |&policy: &DecodePolicy| {
             let name = policy.name();
             eprintln!("kvbench: reading to solve for the share: {name}, a share of {codec_share} under the codec");
-            let (compute_us, steps, pipeline, scorer) = (0, PROBE_STEPS, true, None);
+            let (compute_us, steps, ahead, scorer) = (0, PROBE_STEPS, Ahead::On, None);
             let (layout, stored) = (&layout, prepared.tokens);
-            let case = DecodeCase { args, stored, layout, steps, compute_us, policy, pipeline, scorer };
+            let case = DecodeCase { args, stored, layout, steps, compute_us, policy, ahead, scorer };
             let figures = case.run(&prepared.path())?.steps;
             let layers = f64::from(args.layers);
             Ok((figures.bytes_read_per_step as f64 / layers, figures.io_ms / 1e3 / layers))

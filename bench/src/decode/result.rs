@@ -1,5 +1,6 @@
 //! Results of `kvbench decode`: nested by concern, flat in JSON.
 
+use crate::decode::args::Ahead;
 use crate::decode::codec_share::SolvedShare;
 use serde::Serialize;
 
@@ -81,6 +82,8 @@ pub(crate) struct CodecSetup {
 #[derive(Debug, Serialize)]
 pub(crate) struct PrefetchFigures {
     pub(crate) pipeline: bool,
+    /// What is prefetched: `off`, `on` for predictions, `last` for the selection of the last step.
+    pub(crate) ahead: Ahead,
     pub(crate) layer_compute_us: u64,
     pub(crate) cache_mib: u64,
     /// Bytes per second that the device may read.

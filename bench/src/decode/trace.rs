@@ -8,12 +8,13 @@ pub(crate) struct SelectionTrace {
     groups: u64,
     overlap: f64,
     selected: BTreeSet<u64>,
+    last: BTreeSet<u64>,
 }
 
 impl SelectionTrace {
     /// Returns a trace that selects `count` of `groups` groups at every step and keeps the share `overlap` of them.
     pub(crate) fn new(random: &mut fastrand::Rng, groups: u64, count: usize, overlap: f64) -> Self {
-        let mut own = Self { random: random.fork(), groups, overlap, selected: BTreeSet::new() };
+        let mut own = Self { random: random.fork(), groups, overlap, selected: BTreeSet::new(), last: BTreeSet::new() };
         own.fill(count.min(groups as usize), &BTreeSet::new());
         own
     }
@@ -44,6 +45,12 @@ impl SelectionTrace {
         let before = self.selected.clone();
         self.selected = self.some_of(self.overlap);
         self.fill(before.len(), &before);
+        self.last = before;
+    }
+
+    /// Returns the selection of the step before in rising order.
+    pub(crate) fn last_selected(&self) -> Vec<u64> {
+        self.last.iter().copied().collect()
     }
 
     /// Returns the selection of this step in rising order.
@@ -75,6 +82,7 @@ mod tests {
             let now = trace.selected();
             kept += now.iter().filter(|group| before.contains(group)).count();
             right += trace.predicted(0.9).iter().filter(|group| now.contains(group)).count();
+            assert_eq!(trace.last_selected(), before);
             assert_eq!((now.len(), trace.selected()), (50, now));
         }
         let share = |count: usize| count as f64 / (400.0 * 50.0);

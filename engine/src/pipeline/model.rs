@@ -21,7 +21,7 @@ pub trait DecodeModel {
     fn project(&mut self, layer: usize, sequences: &mut [&mut Sequence]) -> Result<Vec<Vec<f32>>>;
 
     /// Returns the predicted queries of layer `next`: its norm, Wq and RoPE applied to the input of the current layer.
-    /// With `None` nothing is prefetched.
+    /// With `None` nothing is prefetched, unless the pipeline [repeats](Pipeline::prefetch_last) the last step.
     fn predict(&mut self, next: usize) -> Option<Vec<Vec<f32>>>;
 
     /// Takes the attention outputs of `layer`, each `[q_heads, value_dim]`, and computes the rest of the layer.
@@ -76,11 +76,13 @@ impl Pipeline {
             // A model that predicts computes while the blocks are on their way. Without predictions nothing is computed
             // before attention, so that reading and attending can be one call.
             let asked = next.filter(|_| silent).and_then(|next| model.predict(next));
-            let at_once = asked.is_none() && (silent || next.is_none()) && !self.is_prefetched(layer);
+            let refs: Vec<&Sequence> = sequences.iter().map(|sequence| &**sequence).collect();
+            let last = next.and_then(|next| self.last_selected(next, &refs));
+            let ahead = asked.is_some() || last.is_some();
+            let at_once = !ahead && (silent || next.is_none()) && !self.is_prefetched(layer);
             if !at_once {
                 self.read(layer, &selections)?;
             }
-            let refs: Vec<&Sequence> = sequences.iter().map(|sequence| &**sequence).collect();
             if let Some(next) = next {
                 self.stream(next, &refs)?;
                 let predicted = if silent { asked } else { model.predict(next) };
@@ -88,9 +90,13 @@ impl Pipeline {
                 // Without its records in flight, a prediction would wait for buffers that this layer holds.
                 let predicted = predicted.filter(|_| refs.iter().all(|sequence| sequence.has_records(next)));
                 // A prediction that selects nothing, or a layer without tokens, does not end the step.
-                if let Some(Ok(selections)) = predicted.map(|queries| self.select(sequences, next, &queries, model)) {
-                    self.predict(next, &selections)?;
-                    trusted = self.trusts().then_some(selections);
+                match predicted.map(|queries| self.select(sequences, next, &queries, model)) {
+                    Some(Ok(selections)) => {
+                        self.predict(next, &selections)?;
+                        trusted = self.trusts().then_some(selections);
+                    }
+                    Some(Err(_)) => (),
+                    None => last.map_or(Ok(()), |last| self.predict(next, &last))?,
                 }
             }
             // These records are needed one layer later, so they are read while this layer computes. The first layer
@@ -104,6 +110,7 @@ impl Pipeline {
                 true => self.read_and_attend(layer, &selections, &inputs, &options, &mut slices)?,
                 false => self.attend(layer, &inputs, &options, &mut slices)?,
             }
+            self.keep_selected(layer, selections);
             model.finish(layer, &outputs)?;
         }
         Ok(())

@@ -58,6 +58,8 @@ pub struct Pipeline {
     /// The end of the device time that the report contains.
     counted_until: Option<Instant>,
     trust: bool,
+    /// By layer what the last step selected, if it is prefetched.
+    last: Option<BTreeMap<usize, Vec<Selection>>>,
     /// Prefetched summary records, by layer and sequence.
     streamed: Vec<(usize, Weak<SummaryStreams>)>,
 }
@@ -68,7 +70,8 @@ impl Pipeline {
     pub fn new(store: &Store, select: impl Into<SelectOptions>) -> Self {
         let (ahead, report) = (BTreeMap::new(), PipelineReport::default());
         let (store, select) = (store.clone(), select.into());
-        Self { store, select, ahead, current: None, report, counted_until: None, trust: false, streamed: Vec::new() }
+        let (current, counted_until, last, streamed) = (None, None, None, Vec::new());
+        Self { store, select, ahead, current, report, counted_until, trust: false, last, streamed }
     }
 
     /// Makes [`decode`](Self::decode) attend to the groups of the prediction and the newest ones, as KVSwap does.
@@ -79,6 +82,34 @@ impl Pipeline {
     pub fn trust_predictions(mut self, trust: bool) -> Self {
         self.trust = trust;
         self
+    }
+
+    /// Makes [`decode`](Self::decode) prefetch what the last step selected in the next layer, if the model does not
+    /// predict it.
+    ///
+    /// Successive steps select much the same. A [cache](crate::StoreOptions::cache) keeps these blocks of all layers in
+    /// memory, and this way only those of two layers are there. The price is that each step reads them again. DynaKV
+    /// calls it a virtual cache (section 6.1). The output has the same bits as without it.
+    ///
+    /// The pipeline keeps the selections of a step, so that their groups stay readable until the next one.
+    #[must_use]
+    pub fn prefetch_last(mut self, prefetch: bool) -> Self {
+        self.last = prefetch.then(BTreeMap::new);
+        self
+    }
+
+    /// Returns what the last step selected in a layer for these sequences, if it is to be prefetched.
+    pub(super) fn last_selected(&self, layer: usize, sequences: &[&Sequence]) -> Option<Vec<Selection>> {
+        let selections = self.last.as_ref()?.get(&layer)?.iter();
+        let selections = selections.filter(|last| sequences.iter().any(|sequence| sequence.made(last)));
+        Some(selections.cloned().collect()).filter(|selections: &Vec<_>| !selections.is_empty())
+    }
+
+    /// Keeps the selections of a layer for the next step.
+    pub(super) fn keep_selected(&mut self, layer: usize, selections: Vec<Selection>) {
+        if let Some(last) = &mut self.last {
+            last.insert(layer, selections);
+        }
     }
 
     pub(super) fn trusts(&self) -> bool {

@@ -28,6 +28,11 @@ use std::sync::Arc;
 use stratakv_format::DType;
 
 impl Sequence {
+    /// Returns whether a selection is of this handle.
+    pub(crate) fn made(&self, selection: &Selection) -> bool {
+        self.handle == selection.inner.handle
+    }
+
     /// Selects what a step attends to in `layer`: the groups that a query chooses, given groups or entries, or
     /// everything.
     ///
