@@ -410,6 +410,13 @@ fn tokenizers_come_from_the_metadata() {
     assert_eq!(vocabulary(begins.clone()).encode("ab ab", true).unwrap(), [0, 4, 5]);
     assert_eq!(vocabulary(begins).encode("ab ab", false).unwrap(), [4, 5]);
 
+    // A rule that splits digits apart, and one that leaves them together.
+    let numbers = texts(&["1", "2", "12", "\u{120}", "a", "\u{120}1"]);
+    let merges = texts(&["1 2", "\u{120} 1"]);
+    let digits = |rule: &str| vec![model("gpt2"), pre(rule), ("tokens", numbers.clone()), ("merges", merges.clone())];
+    assert_eq!(vocabulary(digits("gpt-2")).encode("12a 1", true).unwrap(), [2, 4, 5]);
+    assert_eq!(vocabulary(digits("smollm")).encode("12a 1", true).unwrap(), [0, 1, 4, 3, 0]);
+
     let pieces = texts(&["<unk>", "<s>", "<0x41>", "\u{2581}", "a", "b", "\u{2581}a", "\u{2581}ab", "ab"]);
     let scores = NewValue::Numbers(vec![0.0, 0.0, 0.0, -4.0, -5.0, -6.0, -2.0, -1.0, -3.0]);
     let kinds = NewValue::Counts(vec![2, 3, 6, 1, 1, 1, 1, 1, 1]);

@@ -1,17 +1,19 @@
 //! The element types of GGUF tensors that this runtime computes with.
 //!
-//! Numbers and names come from `ggml_type` in ggml's `ggml.h`. A type with a number that candle has no fast product
-//! for is refused by its name.
+//! Numbers and names come from `ggml_type` in ggml's `ggml.h`. A known type that is not supported
+//! is refused by its name.
 
 use anyhow::{Result, bail};
 use candle_core::quantized::GgmlDType;
 
 /// The types that are read, with their numbers and names.
-pub const TENSOR_KINDS: [(u32, &str, GgmlDType); 11] = [
+pub const TENSOR_KINDS: [(u32, &str, GgmlDType); 13] = [
     (0, "F32", GgmlDType::F32),
     (1, "F16", GgmlDType::F16),
     (2, "Q4_0", GgmlDType::Q4_0),
+    (3, "Q4_1", GgmlDType::Q4_1),
     (6, "Q5_0", GgmlDType::Q5_0),
+    (7, "Q5_1", GgmlDType::Q5_1),
     (8, "Q8_0", GgmlDType::Q8_0),
     (10, "Q2_K", GgmlDType::Q2K),
     (11, "Q3_K", GgmlDType::Q3K),
@@ -22,9 +24,7 @@ pub const TENSOR_KINDS: [(u32, &str, GgmlDType); 11] = [
 ];
 
 /// Types of ggml that are refused, for the error.
-const REFUSED: [(u32, &str); 21] = [
-    (3, "Q4_1"),
-    (7, "Q5_1"),
+const REFUSED: [(u32, &str); 19] = [
     (9, "Q8_1"),
     (15, "Q8_K"),
     (16, "IQ2_XXS"),

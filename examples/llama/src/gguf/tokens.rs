@@ -2,8 +2,8 @@
 //!
 //! Two kinds are supported, by `tokenizer.ggml.model`:
 //!
-//! - `gpt2`: byte-level BPE with merges. candle builds the tokenizer. The rule that splits text into words,
-//!   `tokenizer.ggml.pre`, must be one that it knows.
+//! - `gpt2`: byte-level BPE with merges. candle builds the tokenizer. `tokenizer.ggml.pre` names the rule that splits
+//!   text into words. candle knows those of Llama 3 and Qwen 2. The rules of GPT-2 and SmolLM are here.
 //! - `llama`: SentencePiece BPE. The file has a score per token and no merges, so that merges are made of scores. The
 //!   method is `generate_merges` of `transformers` (`convert_slow_tokenizer.py`).
 
@@ -14,7 +14,10 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use candle_core::quantized::gguf_file::{Content, Value as CandleValue, VersionedMagic};
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
 use serde_json::json;
-use tokenizers::Tokenizer;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::pre_tokenizers::digits::Digits;
+use tokenizers::pre_tokenizers::sequence::Sequence;
+use tokenizers::{PreTokenizerWrapper, Tokenizer};
 
 use super::header::GgufHeader;
 use super::value::{MetaList, MetaValue};
@@ -43,10 +46,16 @@ fn needed<'a>(header: &GgufHeader<'a>, name: &str) -> Result<MetaList<'a>> {
 /// Returns a byte-level BPE tokenizer.
 fn byte_level(header: &GgufHeader<'_>) -> Result<Tokenizer> {
     let pre = header.text("tokenizer.ggml.pre")?;
-    // llama.cpp names the rules after models. candle knows these two as the models' own tokenizers have them.
-    let (rule, is_llama3) = match pre.as_deref() {
-        Some("llama-bpe" | "llama3" | "llama-v3" | "smaug-bpe") => ("llama3", true),
-        Some("qwen2" | "deepseek-r1-qwen") => ("qwen2", false),
+    // llama.cpp names the rules after models.
+    let (rule, words) = match pre.as_deref() {
+        Some("llama-bpe" | "llama3" | "llama-v3" | "smaug-bpe") => ("llama3", None),
+        Some("qwen2" | "deepseek-r1-qwen") => ("qwen2", None),
+        Some("gpt-2") => ("gpt2", Some(gpt2_words())),
+        // Every digit is a word of its own.
+        Some("smollm") => {
+            let steps = vec![PreTokenizerWrapper::Digits(Digits::new(true)), gpt2_words()];
+            ("gpt2", Some(PreTokenizerWrapper::Sequence(Sequence::new(steps))))
+        }
         Some(other) => bail!("the splitting rule {other:?} of the tokenizer is not supported"),
         None => bail!("the tokenizer has no splitting rule (tokenizer.ggml.pre)"),
     };
@@ -58,7 +67,7 @@ fn byte_level(header: &GgufHeader<'_>) -> Result<Tokenizer> {
         metadata.insert(format!("tokenizer.ggml.{name}"), value);
     };
     put("pre", CandleValue::String(rule.to_owned()));
-    if is_llama3 {
+    if rule == "llama3" {
         // Llama 3 takes a whole word from the vocabulary before it merges, and begins texts with its first token.
         put("ignore_merges", CandleValue::Bool(true));
         if !header.metadata().contains_key("tokenizer.ggml.add_bos_token") {
@@ -67,7 +76,16 @@ fn byte_level(header: &GgufHeader<'_>) -> Result<Tokenizer> {
     }
     let content =
         Content { magic: VersionedMagic::GgufV3, metadata, tensor_infos: HashMap::new(), tensor_data_offset: 0 };
-    Tokenizer::from_gguf(&content).context("the tokenizer in the metadata")
+    let mut tokenizer = Tokenizer::from_gguf(&content).context("the tokenizer in the metadata")?;
+    if words.is_some() {
+        tokenizer.with_pre_tokenizer(words);
+    }
+    Ok(tokenizer)
+}
+
+/// Returns the rule of GPT-2, without the space that candle puts in front of a text.
+fn gpt2_words() -> PreTokenizerWrapper {
+    PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, true, true))
 }
 
 /// Returns a value as candle holds it.

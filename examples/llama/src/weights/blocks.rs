@@ -5,7 +5,7 @@
 
 use anyhow::{Result, bail, ensure};
 use candle_core::quantized::k_quants::{
-    BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4K, BlockQ5_0, BlockQ5K, BlockQ6K, BlockQ8_0,
+    BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
 };
 use candle_core::quantized::{GgmlDType, GgmlType};
 use rayon::prelude::*;
@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::mapping::{WeightBlock, blocks};
 use super::product::{ResultColumns, StoredRows};
 #[cfg(target_arch = "x86_64")]
-use super::vector_products;
+use super::{offset_products, vector_products};
 
 /// Outputs that one task computes. It is a multiple of four, because the kernels take four rows.
 const TASK_OUTPUTS: usize = 32;
@@ -23,7 +23,9 @@ macro_rules! with_block {
     ($kind:expr, $call:ident($($argument:expr),*)) => {
         match $kind {
             GgmlDType::Q4_0 => $call::<BlockQ4_0>($($argument),*),
+            GgmlDType::Q4_1 => $call::<BlockQ4_1>($($argument),*),
             GgmlDType::Q5_0 => $call::<BlockQ5_0>($($argument),*),
+            GgmlDType::Q5_1 => $call::<BlockQ5_1>($($argument),*),
             GgmlDType::Q8_0 => $call::<BlockQ8_0>($($argument),*),
             GgmlDType::Q2K => $call::<BlockQ2K>($($argument),*),
             GgmlDType::Q3K => $call::<BlockQ3K>($($argument),*),
@@ -85,6 +87,11 @@ pub(super) fn multiply(weights: StoredRows<'_>, x: &[f32], to: &mut ResultColumn
         vector_products::multiply(simd, weights, x, to);
         return Ok(());
     }
+    #[cfg(target_arch = "x86_64")]
+    if let Some(simd) = offset_products::instructions(kind) {
+        offset_products::multiply(simd, weights, x, to);
+        return Ok(());
+    }
     let mut turned = vec![0.0f32; outputs * rows];
     with_block!(kind, multiply_blocks(weights, x, &mut turned))?;
     for (row, y) in to.y.chunks_exact_mut(to.width).enumerate() {
@@ -142,9 +149,11 @@ mod tests {
     use candle_core::quantized::QTensor;
     use candle_core::{Device, Tensor};
 
-    const KINDS: [GgmlDType; 8] = [
+    const KINDS: [GgmlDType; 10] = [
         GgmlDType::Q4_0,
+        GgmlDType::Q4_1,
         GgmlDType::Q5_0,
+        GgmlDType::Q5_1,
         GgmlDType::Q8_0,
         GgmlDType::Q2K,
         GgmlDType::Q3K,

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use candle_core::quantized::GgmlType;
 use candle_core::quantized::k_quants::{
-    BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4K, BlockQ5_0, BlockQ5K, BlockQ6K, BlockQ8_0,
+    BlockQ2K, BlockQ3K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8_0,
 };
 use memmap2::Mmap;
 
@@ -52,7 +52,7 @@ macro_rules! weight_blocks {
 
 // candle declares these types `repr(C)`, with fields of f16, u8 and i8 alone. It asserts that their sizes are the sums
 // of their fields, so that they have no padding.
-weight_blocks!(BlockQ4_0, BlockQ5_0, BlockQ8_0, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K);
+weight_blocks!(BlockQ4_0, BlockQ4_1, BlockQ5_0, BlockQ5_1, BlockQ8_0, BlockQ2K, BlockQ3K, BlockQ4K, BlockQ5K, BlockQ6K);
 
 /// Returns bytes as blocks, without a copy.
 ///

@@ -6,7 +6,8 @@
 //! 2. The header of each file is checked once: names, shapes, element types, and ranges inside of the file.
 //! 3. The model takes vectors and matrices out by name. Their shapes must be those that the configuration implies.
 //! 4. `matrix.rs` keeps matrices mapped, except f32 ones. It converts blocks of rows to f32 when they are used.
-//! 5. `blocks.rs` multiplies quantised rows without a conversion. `vector_products.rs` does so with AVX-512.
+//! 5. `blocks.rs` multiplies quantised rows without a conversion. `vector_products.rs` does so with AVX-512 and
+//!    `offset_products.rs` with AVX2, for the types that candle has no such loops for.
 //!
 //! The files must not be changed while a model uses them.
 
@@ -15,6 +16,8 @@ mod fingerprint;
 mod mapped_gguf;
 mod mapping;
 mod matrix;
+#[cfg(target_arch = "x86_64")]
+mod offset_products;
 mod product;
 mod stored;
 #[cfg(target_arch = "x86_64")]
