@@ -131,9 +131,10 @@ pub struct CacheArgs {
     /// Options of the policy.
     #[command(flatten)]
     pub policy: PolicyArgs,
-    /// Attended tokens per step: a share of the context (1/13) or a number (400t); `full` ignores it
-    #[arg(long, value_name = "SHARE|Nt", default_value = "1/13")]
-    pub budget: Budget,
+    /// Attended tokens per step: a share of the context (1/13), a number (400t), or a share that is at least a number
+    /// (1/13:512t); `full` ignores it [default: 1/13:512t for text, 1/13 for recall prompts]
+    #[arg(long, value_name = "SHARE|Nt|SHARE:Nt")]
+    pub budget: Option<Budget>,
     /// Number of first layers that attend to everything
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub dense_layers: u32,
@@ -226,7 +227,7 @@ impl CacheArgs {
             cache_mib: u64::from(self.cache_mib),
             cache_policy: self.cache_policy,
             summaries: self.summaries.residency(policy),
-            budget: self.budget,
+            budget: self.budget.unwrap_or(if key_dimensions.is_some() { Budget::TEXT } else { Budget::RECALL }),
             group_tokens: self.storage.group_tokens as usize,
             codec: self.storage.codec.into(),
             devices: self.devices.clone(),
@@ -551,6 +552,12 @@ mod tests {
         assert_eq!((options.policy.to_string().as_str(), options.budget_name().as_str()), ("minmax:raw", "1/13"));
         assert_eq!((args.cache.storage.group_tokens, args.contexts.as_slice()), (4, [1024, 2048, 4096].as_slice()));
         assert!(args.prompt_file().is_file(), "{}", args.prompt_file().display());
+        let budget = |line: &str| {
+            let Command::Generate(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!() };
+            args.backend_options(192).unwrap().budget_name()
+        };
+        assert_eq!(budget("kvrun generate --model m --prompt x --max-tokens 9"), "1/13:512t");
+        assert_eq!(budget("kvrun generate --model m --prompt x --max-tokens 9 --budget 1/34"), "1/34");
     }
 
     /// Parses a command line whose quoted arguments may hold blanks.
