@@ -2,8 +2,8 @@
 //!
 //! A *turn* is a prompt and the answer to it. A session is a sequence of turns in one cache.
 //!
-//! 1. The prompt enters the cache, by prefill if the cache is empty and otherwise by decode steps. The first token of
-//!    the answer is drawn from its logits.
+//! 1. The prompt enters the cache, by prefill if the cache is empty. Otherwise each of its tokens attends as in a
+//!    decode step. The first token of the answer is drawn from its logits.
 //! 2. The last drawn token is decoded, the next token is drawn, and the cache commits. This repeats until the answer
 //!    ends.
 //! 3. With every commit the cache stores the turn's state: the drawn token that it does not hold yet, and the
@@ -212,8 +212,8 @@ impl Generation<'_> {
 
     /// Puts a prompt into the cache, draws the first token of its answer and commits.
     ///
-    /// An empty cache is filled by prefill. Otherwise `owed`, the last token of the turn before, and the prompt enter
-    /// by decode steps.
+    /// An empty cache is filled by prefill. Otherwise `owed`, the last token of the turn before, and the prompt extend
+    /// it.
     fn begin(&mut self, prompt: &[u32], owed: Option<u32>, mut sampler: SamplerState) -> Result<Turn> {
         ensure!(!prompt.is_empty(), "the prompt is empty");
         let limit = self.model.config().max_positions;
@@ -224,12 +224,7 @@ impl Generation<'_> {
         let logits = if self.cache.is_empty() {
             self.model.prefill(&fed, &mut [&mut *self.cache], LogitPositions::Last, self.progress)?
         } else {
-            let mut logits = Vec::new();
-            for &id in &fed {
-                logits = self.model.decode(id, self.cache)?;
-                (self.progress)(self.model.config().layers());
-            }
-            logits
+            self.model.extend(&fed, self.cache, self.progress)?
         };
         let next = sampler.draw(&logits)?;
         let turn = Turn { sampler, next, start: start as u64, prompt: prompt.len() as u64 };

@@ -14,6 +14,9 @@
 //! 2. The cache prepares to read ([`KvCache::prepare`]). It receives a function that predicts the next layer's
 //!    queries from this layer's input, because the input changes little from layer to layer (KVSwap).
 //! 3. The cache attends ([`KvCache::attend`]), and the MLP updates the residual stream.
+//!
+//! Several tokens that follow others, such as a second message of a chat, also go layer by layer. All of them are
+//! projected at once, so that each weight is read once per chunk. The cache attends for one token after the other.
 
 use std::ops::Range;
 use std::path::Path;
@@ -269,6 +272,40 @@ impl Model {
             layer.finish(&mut hidden, &attended)?;
         }
         self.logits(&hidden)
+    }
+
+    /// Feeds tokens that follow those of the cache. Each attends under the cache's policy, as in [`Self::decode`].
+    /// Returns the logits after the last one, `[vocab]`.
+    ///
+    /// `progress` receives the number of tokens that passed one more layer.
+    ///
+    /// # Errors
+    /// Fails as [`Self::decode`] does, and if there are no tokens.
+    pub fn extend(&self, ids: &[u32], cache: &mut dyn KvCache, progress: &dyn Fn(usize)) -> Result<Vec<f32>> {
+        let (first, c) = (cache.len(), &self.config);
+        self.check(ids, first)?;
+        let dtype = cache.geometry().dtype;
+        ensure!(*cache.geometry() == self.kv_geometry(dtype), "extend: the cache differs in geometry from the model");
+        let (q, kv) = (c.heads * c.head_dim, c.kv_heads * c.head_dim);
+        let mut hidden = Vec::new();
+        for (nth, ids) in ids.chunks(self.chunk_tokens()).enumerate() {
+            let rotation = self.rope.rotation(first + nth * self.chunk_tokens(), ids.len());
+            hidden = self.embed(ids)?;
+            let mut attended = vec![0.0; ids.len() * q];
+            for (i, layer) in self.layers.iter().enumerate() {
+                let qkv = self.project(layer, &layer.attention_norm.rows(&hidden), &rotation, 0, dtype)?;
+                let new = qkv.keys.chunks_exact(kv).zip(qkv.values.chunks_exact(kv));
+                let asked = qkv.queries.chunks_exact(q).zip(attended.chunks_exact_mut(q));
+                for ((keys, values), (queries, attended)) in new.zip(asked) {
+                    cache.append(i, keys, values, 1)?;
+                    cache.prepare(i, queries, None)?;
+                    cache.attend(i, queries, attended)?;
+                }
+                layer.finish(&mut hidden, &attended)?;
+                progress(ids.len());
+            }
+        }
+        self.logits(&hidden[hidden.len() - c.hidden_size..])
     }
 
     /// Checks that the token ids exist, and that their positions from `first` on are within the model's limit.

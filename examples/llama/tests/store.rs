@@ -372,3 +372,45 @@ fn a_memory_limit_that_is_too_small_is_an_error_that_names_it() {
     let error = open(&options, geometry(None), [1; 32]).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("Configuration") && error.contains("memory_limit"), "{error}");
 }
+
+#[test]
+fn tokens_that_follow_others_attend_as_in_decode_steps() {
+    let model = Model::load(&fixture()).unwrap();
+    let geometry = model.kv_geometry(KvDType::F16);
+    let ids: Vec<u32> = (0..400).map(|at| 3 + (at * at * 7 + at) % 240).collect();
+    let (prompt, more) = ids.split_at(310);
+    let logits = |cache: &mut dyn KvCache, at_once: bool| {
+        model.prefill(prompt, &mut [&mut *cache], LogitPositions::Nothing, &|_| ()).unwrap();
+        cache.commit(prompt, b"a state").unwrap();
+        let logits = if at_once {
+            let passed = std::cell::Cell::new(0);
+            let logits = model.extend(more, cache, &|tokens| passed.set(passed.get() + tokens)).unwrap();
+            assert_eq!(passed.get(), more.len() * model.config().layers());
+            logits
+        } else {
+            more.iter().map(|&id| model.decode(id, cache).unwrap()).last().unwrap()
+        };
+        assert_eq!(cache.len(), ids.len());
+        cache.commit(more, b"another state").unwrap();
+        assert_eq!(cache.committed().unwrap().unwrap().ids, ids);
+        logits
+    };
+    let close = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-2);
+    let memory = |at_once| logits(&mut MemoryKv::new(geometry.clone(), MemoryPolicy::Full), at_once);
+    assert!(close(&memory(true), &memory(false)));
+    for policy in ["full", "minmax", "signs"] {
+        let stored = |at_once| {
+            let dir = tempfile::tempdir().unwrap();
+            let backend = open(&options(policy, &[dir.path()]), geometry.clone(), [7; 32]).unwrap();
+            let mut cache = backend.create("s").unwrap();
+            let logits = logits(&mut cache, at_once);
+            Box::new(cache).finish(true).unwrap();
+            backend.close().unwrap();
+            logits
+        };
+        assert!(close(&stored(true), &stored(false)), "{policy}");
+    }
+    let mut full = MemoryKv::new(geometry, MemoryPolicy::Full);
+    assert!(model.extend(&[], &mut full, &|_| ()).is_err());
+    assert!(model.extend(&[999], &mut full, &|_| ()).is_err());
+}
