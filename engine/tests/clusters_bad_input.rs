@@ -127,6 +127,8 @@ fn names_and_sizes_out_of_range_are_refused() {
         "swarm:18446744073709551615",
         "swarm:heads",
         "swarm:8:members:heads",
+        "balanced:8:single",
+        "dynakv:8:single",
         "infllm:0",
         "infllm:65537",
         "infllm:joint",
@@ -139,6 +141,9 @@ fn names_and_sizes_out_of_range_are_refused() {
         let spec: MethodSpec = name.parse().unwrap();
         subject.refuses(name, ErrorKind::InvalidArgument, |_| spec.selector(None));
     }
+    let both: MethodSpec = "swarm:8:members:single".parse().unwrap();
+    let refused = both.selector(None).map(drop).unwrap_err().to_string();
+    assert!(refused.contains("in one cluster anyway"), "{refused}");
 }
 
 #[test]

@@ -300,7 +300,7 @@ impl Case {
 }
 
 /// Methods that build clusters from [`PROMPT_TOKENS`] tokens on.
-const CLUSTERING: [&str; 5] = ["dynakv:8", "dynakv:4:joint", "kmeans:8", "clusterkv:8", "pqcache:8"];
+const CLUSTERING: [&str; 6] = ["dynakv:8", "dynakv:4:joint", "balanced:8", "kmeans:8", "clusterkv:8", "pqcache:8"];
 /// Methods that choose among any number of tokens.
 const CHOOSING: [&str; 4] = ["tokens", "swarm:2", "swarm:4", "infllm:3"];
 /// Methods whose clusters are stored.
