@@ -284,7 +284,7 @@ fn prefetching_changes_no_answer_and_reports_what_it_saved() {
     let run = |switch: &str, more: &[&str]| -> Value {
         let model = fixtures().join("tiny-arch/llama3");
         let fixed = ["generate", "--max-tokens", "7", "--pipeline", switch, "--json", "--model"];
-        let paths = [model.to_str().unwrap(), "--prompt-ids", ids.to_str().unwrap()];
+        let paths = [model.to_str().unwrap(), "--prompt-ids", ids.to_str().unwrap(), "--group-tokens", "4"];
         serde_json::from_str(&stdout(&kvrun(&[&fixed[..], &paths[..], more].concat()))).unwrap()
     };
     for more in [&["--policy", "full"][..], &["--policy", "signs", "--budget", "40t"], &["--budget", "1/5"]] {

@@ -321,7 +321,7 @@ fn hostile_numbers_in_the_header_are_errors_that_name_the_place() {
         (matrix + 4, &most, "too many"),
         (matrix + 12, &0_u64.to_le_bytes(), "no elements"),
         (matrix + 12, &(1_u64 << 40).to_le_bytes(), "token_embd.weight: bytes"),
-        (matrix + 20, &3_u32.to_le_bytes(), "elements of type Q4_1 are not supported"),
+        (matrix + 20, &9_u32.to_le_bytes(), "elements of type Q8_1 are not supported"),
         (matrix + 20, &23_u32.to_le_bytes(), "elements of type IQ4_XS are not supported"),
         (matrix + 20, &4_000_u32.to_le_bytes(), "element type 4000 is unknown"),
         (matrix + 24, &7_u64.to_le_bytes(), "the offset 7 is not a multiple of 32"),

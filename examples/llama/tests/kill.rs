@@ -69,10 +69,11 @@ fn killed_often(kills_wanted: usize, cases: &[&'static [&'static str]]) {
         while kills < wanted {
             let device = device(dir.path(), &format!("{nth}-{round}"));
             round += 1;
-            let mut interrupted = 0;
+            let mut interrupted = 0_u32;
             loop {
-                // Delays go up to 1.2 times a whole run, so that some runs end by themselves.
-                let delay = time.mul_f64(random.f64() * 1.2);
+                // Delays go up to 1.2 times a whole run, so that some runs end by themselves. They grow with each kill,
+                // because a run that recovers the store may take longer than one that creates it.
+                let delay = time.mul_f64(random.f64() * (1.2 + f64::from(interrupted) / 8.0));
                 let (killed, output) = case.run(&device, delay);
                 let said = text(&output);
                 assert!(whole.starts_with(&said), "said {said:?}, expected the beginning of {whole:?}");
@@ -86,7 +87,7 @@ fn killed_often(kills_wanted: usize, cases: &[&'static [&'static str]]) {
                 assert!(!error.contains("kvrun:") && !error.contains("panicked"), "{error}");
                 interrupted += 1;
             }
-            kills += interrupted;
+            kills += interrupted as usize;
             std::fs::remove_dir_all(&device).unwrap();
         }
     }

@@ -111,11 +111,12 @@ pub struct ClusterArgs {
 }
 
 impl ClusterArgs {
-    /// Returns the options of the store, which is opened without writing to it.
+    /// Returns the options of the store, which is opened without writing to it, for a model with this number of joint
+    /// key dimensions.
     #[must_use]
-    pub fn backend_options(&self) -> KvOptions {
-        let StorageArgs { group_tokens, codec, memory_limit, .. } = self.storage;
-        let codec = codec.into();
+    pub fn backend_options(&self, key_dimensions: usize) -> KvOptions {
+        let (codec, memory_limit) = (self.storage.codec.into(), self.storage.memory_limit);
+        let group_tokens = self.storage.groups(Some(key_dimensions));
         KvOptions { codec, memory_limit, read_only: true, ..plain_options(group_tokens, &self.devices) }
     }
 }

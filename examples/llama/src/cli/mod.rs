@@ -228,7 +228,7 @@ impl CacheArgs {
             cache_policy: self.cache_policy,
             summaries: self.summaries.residency(policy),
             budget: self.budget.unwrap_or(if key_dimensions.is_some() { Budget::TEXT } else { Budget::RECALL }),
-            group_tokens: self.storage.group_tokens as usize,
+            group_tokens: self.storage.groups(key_dimensions),
             codec: self.storage.codec.into(),
             devices: self.devices.clone(),
             memory_limit: self.storage.memory_limit,
@@ -319,7 +319,7 @@ impl CalibrateArgs {
     /// Returns the options of the store that receives the adapters.
     #[must_use]
     pub fn backend_options(&self) -> KvOptions {
-        KvOptions { durability: Durability::Sync, ..plain_options(self.group_tokens, &self.devices) }
+        KvOptions { durability: Durability::Sync, ..plain_options(self.group_tokens as usize, &self.devices) }
     }
 }
 
@@ -394,12 +394,12 @@ impl CompareArgs {
     /// Returns the options of the store. The comparison itself sets the policies.
     #[must_use]
     pub fn backend_options(&self) -> KvOptions {
-        KvOptions { memory_limit: Some(self.memory_limit), ..plain_options(self.group_tokens, &self.devices) }
+        KvOptions { memory_limit: Some(self.memory_limit), ..plain_options(self.group_tokens as usize, &self.devices) }
     }
 }
 
 /// Returns options of a store without a policy of its own.
-fn plain_options(group_tokens: u32, devices: &[PathBuf]) -> KvOptions {
+fn plain_options(group_tokens: usize, devices: &[PathBuf]) -> KvOptions {
     KvOptions {
         policy: Policy::Full,
         store_clusters: false,
@@ -409,7 +409,7 @@ fn plain_options(group_tokens: u32, devices: &[PathBuf]) -> KvOptions {
         cache_policy: CachePolicy::COST_EFFECTIVE,
         summaries: SummaryResidency::Resident,
         budget: Budget::Tokens(1),
-        group_tokens: group_tokens as usize,
+        group_tokens,
         codec: PlaneCodec::Raw,
         devices: devices.to_vec(),
         memory_limit: None,
@@ -550,7 +550,7 @@ mod tests {
         let Command::Recall(args) = cli.command else { panic!("not recall") };
         let options = args.backend_options().unwrap();
         assert_eq!((options.policy.to_string().as_str(), options.budget_name().as_str()), ("minmax:raw", "1/13"));
-        assert_eq!((args.cache.storage.group_tokens, args.contexts.as_slice()), (4, [1024, 2048, 4096].as_slice()));
+        assert_eq!((options.group_tokens, args.contexts.as_slice()), (4, [1024, 2048, 4096].as_slice()));
         assert!(args.prompt_file().is_file(), "{}", args.prompt_file().display());
         let budget = |line: &str| {
             let Command::Generate(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!() };
@@ -558,6 +558,24 @@ mod tests {
         };
         assert_eq!(budget("kvrun generate --model m --prompt x --max-tokens 9"), "1/13:512t");
         assert_eq!(budget("kvrun generate --model m --prompt x --max-tokens 9 --budget 1/34"), "1/34");
+        let groups = |options: &str, key_dimensions| {
+            let line = format!("kvrun generate --model m --prompt x --max-tokens 9{options}");
+            let Command::Generate(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!() };
+            args.backend_options(key_dimensions).unwrap().group_tokens
+        };
+        for (options, key_dimensions, tokens) in [
+            ("", 1024, 4),
+            ("", 512, 4),
+            ("", 192, 16),
+            ("", 64, 32),
+            ("", 16, 32),
+            (" --dtype f32", 192, 8),
+            (" --codec int8", 1024, 4),
+            (" --codec int4", 512, 16),
+            (" --group-tokens 2", 192, 2),
+        ] {
+            assert_eq!(groups(options, key_dimensions), tokens, "{options:?}, {key_dimensions}");
+        }
     }
 
     /// Parses a command line whose quoted arguments may hold blanks.

@@ -8,15 +8,21 @@ use super::{Codec, parse_size};
 use crate::kv::KvDType;
 use crate::recall::ProfileSource;
 
+/// The page of a device.
+const PAGE_BYTES: usize = 4096;
+/// The fewest tokens of a group, unless the user asks for fewer.
+const LEAST_GROUP: usize = 4;
+
 /// How a store keeps a sequence, and with how much memory.
 #[derive(Clone, Debug, Args)]
 pub struct StorageArgs {
     /// Directory of adapters that kvrun calibrate made [default: the adapters in the store]
     #[arg(long, value_name = "DIR")]
     pub adapters: Option<PathBuf>,
-    /// Tokens per group, the unit of selection and reading
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub group_tokens: u32,
+    /// Tokens per group, the unit of selection and reading [default: for text 4 to 32, so that a group's keys fill a page
+    /// of 4 KiB; for recall prompts 4]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub group_tokens: Option<u32>,
     /// Element type of stored keys and values
     #[arg(long, value_enum, default_value_t = KvDType::F16)]
     pub dtype: KvDType,
@@ -26,6 +32,28 @@ pub struct StorageArgs {
     /// Limit of the store's memory (buffers, summaries, tables), such as 64MiB [default: 512MiB; recall: 16MiB]
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory_limit: Option<u64>,
+}
+
+impl StorageArgs {
+    /// Returns the tokens of a group, for text of a model with this number of joint key dimensions. `None` stands for
+    /// recall prompts.
+    ///
+    /// A read of less than a page takes as long as one of a page. So groups of short keys have more tokens.
+    #[must_use]
+    pub fn groups(&self, key_dimensions: Option<usize>) -> usize {
+        if let Some(given) = self.group_tokens {
+            return given as usize;
+        }
+        let bits = match self.codec {
+            Codec::Raw => 8 * self.dtype.bytes(),
+            Codec::Int8 => 8,
+            Codec::Int4 => 4,
+        };
+        let fills = |tokens: usize, dimensions: usize| tokens * dimensions * bits >= 8 * PAGE_BYTES;
+        key_dimensions.map_or(LEAST_GROUP, |dimensions| {
+            [LEAST_GROUP, 8, 16].into_iter().find(|&tokens| fills(tokens, dimensions)).unwrap_or(32)
+        })
+    }
 }
 
 /// The queries that clusters are made of.

@@ -11,12 +11,12 @@ use stratakv_llama::kv::recorded::PROFILE_QUERIES;
 use stratakv_llama::model::Model;
 use stratakv_llama::weights::fingerprint;
 
-use super::shared::{geometry, progress};
+use super::shared::{geometry, key_dimensions, progress};
 
 pub(crate) fn cluster(args: &ClusterArgs) -> Result<()> {
     let model = Model::load(&args.model)?;
     let geometry = geometry(&model, args.storage.dtype, false)?;
-    let backend = backend::open(&args.backend_options(), geometry, fingerprint(&args.model)?)?;
+    let backend = backend::open(&args.backend_options(key_dimensions(&model)), geometry, fingerprint(&args.model)?)?;
     let mut sequence = backend.stored_session(&args.session)?;
     let ids = sequence.token_ids().to_vec();
     let (session, tokens) = (&args.session, ids.len());
