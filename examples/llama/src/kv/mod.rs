@@ -24,6 +24,7 @@ pub mod grouped;
 pub mod layout;
 pub mod memory;
 pub mod method;
+mod prediction_trial;
 pub mod probe;
 pub mod prompt_sample;
 pub mod recorded;

@@ -28,6 +28,7 @@ use super::cache::{Committed, KvCache, KvStats, Predict};
 use super::error::engine_error;
 use super::geometry::KvGeometry;
 use super::memory::MemoryKv;
+use super::prediction_trial::PredictionTrial;
 use super::probe::{Probe, ProbeSums};
 use super::prompt_sample::PromptSample;
 use super::recorded::RecordedQueries;
@@ -103,6 +104,7 @@ pub struct StoreKv {
     probe: Option<Probe>,
     /// The reads of decode steps, if they are prefetched.
     pipeline: Option<Pipeline>,
+    trial: PredictionTrial,
     /// The layer that the pipeline read last, and its selection.
     prepared: Option<(usize, Selection)>,
     reconstructed: Option<ReconstructedKeys>,
@@ -147,6 +149,7 @@ impl StoreKv {
             dense_layers: 0,
             probe: None,
             pipeline: None,
+            trial: PredictionTrial::default(),
             prepared: None,
             reconstructed: None,
             recorded: None,
@@ -197,6 +200,7 @@ impl StoreKv {
     pub fn read_ahead(&mut self, on: bool) {
         // The cache selects by its own policy. The budget of the pipeline's own decode loop is not used.
         self.pipeline = on.then(|| Pipeline::new(&self.store, EngineBudget::All));
+        self.trial = PredictionTrial::default();
         self.prepared = None;
     }
 
@@ -463,6 +467,11 @@ impl StoreKv {
     }
 
     /// Calls the pipeline and counts the bytes that the call asked for.
+    /// Returns whether the next layer is predicted and prefetched.
+    fn predicts(&self) -> bool {
+        self.pipeline.is_some() && !self.trial.is_paused()
+    }
+
     fn through(&mut self, call: impl FnOnce(&mut Pipeline) -> stratakv::Result<()>) -> Result<()> {
         let Some(pipeline) = &mut self.pipeline else { return Ok(()) };
         let before = pipeline.report().read_bytes;
@@ -570,7 +579,7 @@ impl KvCache for StoreKv {
 
     fn prepare(&mut self, layer: usize, queries: &[f32], predict: Option<&Predict<'_>>) -> Result<()> {
         self.geometry.layer(layer)?;
-        if self.pipeline.is_none() {
+        if !self.predicts() {
             return Ok(());
         }
         let selection = self.select(layer, queries).map_err(engine_error)?;
@@ -592,8 +601,11 @@ impl KvCache for StoreKv {
         if !matches!(self.policy, StorePolicy::Selected { .. }) {
             self.observe(layer, queries);
         }
-        if self.pipeline.is_some() && self.prepared.as_ref().is_none_or(|(prepared, _)| *prepared != layer) {
+        if self.predicts() && self.prepared.as_ref().is_none_or(|(prepared, _)| *prepared != layer) {
             self.prepare(layer, queries, None)?;
+        }
+        if let Some(pipeline) = self.pipeline.as_ref().filter(|_| layer + 1 == self.geometry.layers.len()) {
+            self.trial.count_step(pipeline.report());
         }
         self.attends += 1;
         let selection = match self.prepared.take() {
