@@ -21,7 +21,7 @@ use super::error::engine_error;
 
 /// The fewest and the most bits per token and layer of `--policy auto`.
 const AUTO_BITS_MIN: usize = 64;
-const AUTO_BITS_MAX: usize = 256;
+const AUTO_BITS_MAX: usize = 512;
 
 /// The rule that chooses which tokens a decode step attends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,9 +174,9 @@ impl FromStr for NamedPolicy {
     }
 }
 
-/// Returns the policy of `--policy auto`: transform-coded keys with a bit for every fourth key dimension.
+/// Returns the policy of `--policy auto`: transform-coded keys with a bit for every key dimension.
 fn auto_policy(key_dimensions: usize) -> Result<Policy> {
-    let bits = (key_dimensions / 4).next_multiple_of(8).clamp(AUTO_BITS_MIN, AUTO_BITS_MAX);
+    let bits = key_dimensions.next_multiple_of(8).clamp(AUTO_BITS_MIN, AUTO_BITS_MAX);
     format!("tck:{bits}").parse()
 }
 
