@@ -566,12 +566,12 @@ mod tests {
         for (options, key_dimensions, tokens) in [
             ("", 1024, 4),
             ("", 512, 4),
-            ("", 192, 16),
-            ("", 64, 32),
+            ("", 192, 8),
+            ("", 64, 16),
             ("", 16, 32),
-            (" --dtype f32", 192, 8),
+            (" --dtype f32", 192, 4),
             (" --codec int8", 1024, 4),
-            (" --codec int4", 512, 16),
+            (" --codec int4", 512, 8),
             (" --group-tokens 2", 192, 2),
         ] {
             assert_eq!(groups(options, key_dimensions), tokens, "{options:?}, {key_dimensions}");

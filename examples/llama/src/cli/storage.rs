@@ -19,8 +19,8 @@ pub struct StorageArgs {
     /// Directory of adapters that kvrun calibrate made [default: the adapters in the store]
     #[arg(long, value_name = "DIR")]
     pub adapters: Option<PathBuf>,
-    /// Tokens per group, the unit of selection and reading [default: for text 4 to 32, so that a group's keys fill a page
-    /// of 4 KiB; for recall prompts 4]
+    /// Tokens per group, the unit of selection and reading [default: for text 4 to 32, so that a group fills a page of
+    /// 4 KiB; for recall prompts 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub group_tokens: Option<u32>,
     /// Element type of stored keys and values
@@ -38,7 +38,8 @@ impl StorageArgs {
     /// Returns the tokens of a group, for text of a model with this number of joint key dimensions. `None` stands for
     /// recall prompts.
     ///
-    /// A read of less than a page takes as long as one of a page. So groups of short keys have more tokens.
+    /// A read of less than a page takes as long as one of a page, so groups of short keys have more tokens. Larger
+    /// groups than that lose answers.
     #[must_use]
     pub fn groups(&self, key_dimensions: Option<usize>) -> usize {
         if let Some(given) = self.group_tokens {
@@ -49,7 +50,7 @@ impl StorageArgs {
             Codec::Int8 => 8,
             Codec::Int4 => 4,
         };
-        let fills = |tokens: usize, dimensions: usize| tokens * dimensions * bits >= 8 * PAGE_BYTES;
+        let fills = |tokens: usize, dimensions: usize| 2 * tokens * dimensions * bits >= 8 * PAGE_BYTES;
         key_dimensions.map_or(LEAST_GROUP, |dimensions| {
             [LEAST_GROUP, 8, 16].into_iter().find(|&tokens| fills(tokens, dimensions)).unwrap_or(32)
         })

@@ -1,8 +1,8 @@
 //! Products of Q4_1, Q5_0 and Q5_1 weights on processors with AVX2. candle has portable loops for these types.
 //!
 //! A block has 32 weights `scale * quant + offset`, whose quants have 4 or 5 bits without a sign. The input is rounded
-//! to 8 bits per element, in blocks of 32. A product of two elements is at most `31 * 127`, so that sums of two fit into
-//! 16 bits.
+//! to 8 bits per element, in blocks of 32. A product of two elements is at most `31 * 127`, so that sums of two fit
+//! into 16 bits.
 
 use std::arch::x86_64::__m256i;
 use std::marker::PhantomData;
@@ -25,14 +25,14 @@ const TASK_OUTPUTS: usize = 32;
 
 /// 32 elements of the input: `x[i]` is about `scale * quants[i]`.
 #[derive(Clone)]
-struct InputBlock {
+struct RoundedBlock {
     quants: [i8; BLOCK],
     scale: f32,
     /// The sum of the rounded elements.
     sum: f32,
 }
 
-impl InputBlock {
+impl RoundedBlock {
     const ZERO: Self = Self { quants: [0; BLOCK], scale: 0.0, sum: 0.0 };
 
     #[inline(always)]
@@ -169,7 +169,7 @@ fn multiply_blocks<T: OffsetBlocks>(simd: V3, weights: StoredRows<'_>, x: &[f32]
     let blocks = weights.columns / BLOCK;
     let (row_bytes, rows) = (blocks * T::BYTES, x.len() / weights.columns);
     let outputs = weights.bytes.len() / row_bytes;
-    let mut inputs = vec![InputBlock::ZERO; rows * blocks];
+    let mut inputs = vec![RoundedBlock::ZERO; rows * blocks];
     simd.vectorize(Rounding { inputs: &mut inputs, x });
     let mut turned = vec![0.0_f32; outputs * rows];
     let tasks = turned.par_chunks_mut(TASK_OUTPUTS * rows).zip(weights.bytes.par_chunks(TASK_OUTPUTS * row_bytes));
@@ -183,7 +183,7 @@ fn multiply_blocks<T: OffsetBlocks>(simd: V3, weights: StoredRows<'_>, x: &[f32]
 
 /// Rounds rows of input.
 struct Rounding<'a> {
-    inputs: &'a mut [InputBlock],
+    inputs: &'a mut [RoundedBlock],
     x: &'a [f32],
 }
 
@@ -193,7 +193,7 @@ impl NullaryFnOnce for Rounding<'_> {
     #[inline(always)]
     fn call(self) {
         for (input, x) in self.inputs.iter_mut().zip(self.x.chunks_exact(BLOCK)) {
-            *input = InputBlock::new(x);
+            *input = RoundedBlock::new(x);
         }
     }
 }
@@ -202,7 +202,7 @@ impl NullaryFnOnce for Rounding<'_> {
 struct OffsetProduct<'a, T> {
     simd: V3,
     bytes: &'a [u8],
-    inputs: &'a [InputBlock],
+    inputs: &'a [RoundedBlock],
     blocks: usize,
     out: &'a mut [f32],
     kind: PhantomData<T>,
@@ -224,7 +224,7 @@ impl<T: OffsetBlocks> NullaryFnOnce for OffsetProduct<'_, T> {
 }
 
 #[inline(always)]
-fn row_product<T: OffsetBlocks>(simd: V3, weights: &[u8], inputs: &[InputBlock]) -> f32 {
+fn row_product<T: OffsetBlocks>(simd: V3, weights: &[u8], inputs: &[RoundedBlock]) -> f32 {
     let (avx, avx2, fma) = (simd.avx, simd.avx2, simd.fma);
     let ones: __m256i = bytemuck::cast([1_i16; 16]);
     let mut sums = avx._mm256_setzero_ps();
