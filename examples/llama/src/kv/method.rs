@@ -337,9 +337,10 @@ mod tests {
         }
         let parse = |line: &str| Line::try_parse_from(std::iter::once("kvrun").chain(line.split_whitespace())).unwrap();
         for (line, dimensions, text) in [
-            ("", 128, "tck:64"),
-            ("--policy auto", 512, "tck:128"),
-            ("--policy auto", 2048, "tck:256"),
+            ("", 16, "tck:64"),
+            ("", 128, "tck:128"),
+            ("--policy auto", 510, "tck:512"),
+            ("--policy auto", 2048, "tck:512"),
             ("--bits 32", 128, "tck:32"),
             ("--policy minmax", 128, "minmax:raw"),
         ] {
