@@ -56,7 +56,7 @@ pub(crate) struct DecodeArgs {
     /// Replacement policies of the cache of resident blocks, separated by commas: `none` or names of the engine.
     #[arg(long, value_name = "POLICY", value_delimiter = ',', default_value = "none,lru")]
     pub(crate) policy: Vec<DecodePolicy>,
-    /// What is prefetched for the next layer, separated by commas.
+    /// Settings of prefetching for the next layer, separated by commas.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "on")]
     pub(crate) pipeline: Vec<Ahead>,
     /// Share of a step's selection that the next step keeps.
@@ -93,15 +93,15 @@ pub(crate) struct DecodeArgs {
     pub(crate) seed: u64,
 }
 
-/// What a layer prefetches for the next one.
+/// A setting of prefetching. Each layer prefetches for the next one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Ahead {
     /// Nothing
     Off,
-    /// What its query is predicted to select (--recall)
+    /// The predicted selection of its query (--recall)
     On,
-    /// What the last step selected in it (--overlap); a virtual cache of two layers
+    /// The selection of the last step (--overlap), as a virtual cache of two layers
     Last,
 }
 

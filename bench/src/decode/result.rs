@@ -82,7 +82,7 @@ pub(crate) struct CodecSetup {
 #[derive(Debug, Serialize)]
 pub(crate) struct PrefetchFigures {
     pub(crate) pipeline: bool,
-    /// What is prefetched: `off`, `on` for predictions, `last` for the selection of the last step.
+    /// The setting of --pipeline.
     pub(crate) ahead: Ahead,
     pub(crate) layer_compute_us: u64,
     pub(crate) cache_mib: u64,

@@ -87,9 +87,9 @@ impl Pipeline {
     /// Makes [`decode`](Self::decode) prefetch what the last step selected in the next layer, if the model does not
     /// predict it.
     ///
-    /// Successive steps select much the same. A [cache](crate::StoreOptions::cache) keeps these blocks of all layers in
-    /// memory, and this way only those of two layers are there. The price is that each step reads them again. DynaKV
-    /// calls it a virtual cache (section 6.1). The output has the same bits as without it.
+    /// Successive steps select much the same. A [cache](crate::StoreOptions::cache) keeps these blocks in memory for
+    /// all layers. A prefetch keeps them for two layers, and each step reads them again. DynaKV calls it a virtual
+    /// cache (section 6.1). The output has the same bits as without it.
     ///
     /// The pipeline keeps the selections of a step, so that their groups stay readable until the next one.
     #[must_use]

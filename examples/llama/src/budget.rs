@@ -5,8 +5,9 @@ use std::str::FromStr;
 
 use anyhow::{Result, bail, ensure};
 
-/// Attended tokens per step and layer: a share of the context (`1/13`), a number of tokens (`400t`), or a share and the
-/// number that it is at least (`1/13:512t`).
+/// Attended tokens per step and layer: a share of the context (`1/13`) or a number of tokens (`400t`).
+///
+/// A share may have a floor: `1/13:512t` is at least 512 tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Budget {
     /// `numerator / denominator` of the context's tokens, rounded down, and at least `least`.

@@ -131,8 +131,8 @@ pub struct CacheArgs {
     /// Options of the policy.
     #[command(flatten)]
     pub policy: PolicyArgs,
-    /// Attended tokens per step: a share of the context (1/13), a number (400t), or a share that is at least a number
-    /// (1/13:512t); `full` ignores it [default: 1/13:512t for text, 1/13 for recall prompts]
+    /// Attended tokens per step: a share of the context (1/13), a number (400t), or a share with a floor (1/13:512t);
+    /// `full` ignores it [default: 1/13:512t for text, 1/13 for recall prompts]
     #[arg(long, value_name = "SHARE|Nt|SHARE:Nt")]
     pub budget: Option<Budget>,
     /// Number of first layers that attend to everything

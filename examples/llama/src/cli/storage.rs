@@ -19,8 +19,7 @@ pub struct StorageArgs {
     /// Directory of adapters that kvrun calibrate made [default: the adapters in the store]
     #[arg(long, value_name = "DIR")]
     pub adapters: Option<PathBuf>,
-    /// Tokens per group, the unit of selection and reading [default: for text 4 to 32, so that a group fills a page of
-    /// 4 KiB; for recall prompts 4]
+    /// Tokens per group, the unit of selection and reading [default: 4 to 32 for text, to fill 4 KiB; 4 for recall]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub group_tokens: Option<u32>,
     /// Element type of stored keys and values

@@ -1,7 +1,7 @@
 //! The element types of GGUF tensors that this runtime computes with.
 //!
-//! Numbers and names come from `ggml_type` in ggml's `ggml.h`. A known type that is not supported
-//! is refused by its name.
+//! Numbers and names come from `ggml_type` in ggml's `ggml.h`. A known type that is not
+//! supported is refused by its name.
 
 use anyhow::{Result, bail};
 use candle_core::quantized::GgmlDType;

@@ -3,7 +3,7 @@
 //! Two kinds are supported, by `tokenizer.ggml.model`:
 //!
 //! - `gpt2`: byte-level BPE with merges. candle builds the tokenizer. `tokenizer.ggml.pre` names the rule that splits
-//!   text into words. candle knows those of Llama 3 and Qwen 2. The rules of GPT-2 and SmolLM are here.
+//!   text into words. candle has the rules of Llama 3 and Qwen 2. This file has the rules of GPT-2 and SmolLM.
 //! - `llama`: SentencePiece BPE. The file has a score per token and no merges, so that merges are made of scores. The
 //!   method is `generate_merges` of `transformers` (`convert_slow_tokenizer.py`).
 

@@ -1,4 +1,4 @@
-//! Whether predicting the next layer's selection is worth its reads.
+//! The decision whether predictions of the next layer's selection are worth their reads.
 
 use stratakv::pipeline::PipelineReport;
 
@@ -17,7 +17,7 @@ impl PredictionTrial {
     const STEPS: u64 = 8;
     /// Steps of a pause.
     const PAUSE: u64 = 120;
-    /// A trial fails if more than one of so many bytes is not used, because each of these delays the needed ones.
+    /// A trial fails if more than a fourth of the bytes is not used, because these delay the needed ones.
     const WASTED: u64 = 4;
 
     pub(super) fn is_paused(&self) -> bool {
