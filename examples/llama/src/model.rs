@@ -274,8 +274,8 @@ impl Model {
         self.logits(&hidden)
     }
 
-    /// Feeds tokens that follow those of the cache. Each attends under the cache's policy, as in [`Self::decode`].
-    /// Returns the logits after the last one, `[vocab]`.
+    /// Feeds several tokens to a cache that holds others already. Each attends under the cache's policy, as in
+    /// [`Self::decode`]. Returns the logits after the last one, `[vocab]`.
     ///
     /// `progress` receives the number of tokens that passed one more layer.
     ///
@@ -298,7 +298,6 @@ impl Model {
                 let asked = qkv.queries.chunks_exact(q).zip(attended.chunks_exact_mut(q));
                 for ((keys, values), (queries, attended)) in new.zip(asked) {
                     cache.append(i, keys, values, 1)?;
-                    cache.prepare(i, queries, None)?;
                     cache.attend(i, queries, attended)?;
                 }
                 layer.finish(&mut hidden, &attended)?;

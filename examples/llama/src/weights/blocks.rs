@@ -94,9 +94,7 @@ pub(super) fn multiply(weights: StoredRows<'_>, x: &[f32], to: &mut ResultColumn
     }
     let mut turned = vec![0.0f32; outputs * rows];
     with_block!(kind, multiply_blocks(weights, x, &mut turned))?;
-    for (row, y) in to.y.chunks_exact_mut(to.width).enumerate() {
-        y[to.first..].iter_mut().zip(turned[row..].iter().step_by(rows)).for_each(|(y, x)| *y = *x);
-    }
+    to.put_turned(to.first, &turned, rows);
     Ok(())
 }
 

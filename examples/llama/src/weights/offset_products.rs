@@ -47,28 +47,52 @@ impl RoundedBlock {
     }
 }
 
-/// A type of quantised blocks.
+/// A type of quantised blocks: f16 numbers, then fifth bits if there are any, then nibbles.
 trait OffsetBlocks: Send + Sync {
+    /// True if the offset is stored after the scale. Otherwise elements are 5 bits minus 16.
+    const STORED_OFFSET: bool;
+    const FIVE_BITS: bool;
+    /// The first byte of the quants.
+    const NUMBERS: usize = if Self::STORED_OFFSET { 4 } else { 2 };
     /// Bytes of a block.
-    const BYTES: usize;
+    const BYTES: usize = Self::NUMBERS + if Self::FIVE_BITS { 20 } else { 16 };
 
-    /// Returns the bits of the scale, and of the offset if the block has one.
-    fn halves(block: &[u8]) -> [f16; 2];
+    /// Returns the scale, and the offset if it is stored.
+    #[inline(always)]
+    fn numbers(block: &[u8]) -> [f16; 2] {
+        let at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
+        [at(0), if Self::STORED_OFFSET { at(2) } else { f16::ZERO }]
+    }
 
-    /// Returns the offset of a block with these numbers.
-    fn offset(scale: f32, stored: f32) -> f32;
+    #[inline(always)]
+    fn offset(scale: f32, stored: f32) -> f32 {
+        if Self::STORED_OFFSET { stored } else { -16.0 * scale }
+    }
 
-    fn quants(block: &[u8]) -> [u8; BLOCK];
+    #[inline(always)]
+    fn quants(block: &[u8]) -> [u8; BLOCK] {
+        let bytes = &block[Self::NUMBERS..Self::BYTES];
+        if Self::FIVE_BITS { five_bits(bytes) } else { nibbles(bytes) }
+    }
 }
 
 struct Q41;
 struct Q50;
 struct Q51;
 
-/// Returns the f16 number at `at`.
-#[inline(always)]
-fn half_at(block: &[u8], at: usize) -> f16 {
-    f16::from_le_bytes([block[at], block[at + 1]])
+impl OffsetBlocks for Q41 {
+    const STORED_OFFSET: bool = true;
+    const FIVE_BITS: bool = false;
+}
+
+impl OffsetBlocks for Q50 {
+    const STORED_OFFSET: bool = false;
+    const FIVE_BITS: bool = true;
+}
+
+impl OffsetBlocks for Q51 {
+    const STORED_OFFSET: bool = true;
+    const FIVE_BITS: bool = true;
 }
 
 /// Splits 16 bytes. The low nibbles are the first 16 elements.
@@ -89,64 +113,6 @@ fn five_bits(bytes: &[u8]) -> [u8; BLOCK] {
         eight.iter_mut().enumerate().for_each(|(at, quant)| *quant |= (bits >> at & 1) << 4);
     }
     quants
-}
-
-impl OffsetBlocks for Q41 {
-    const BYTES: usize = 20;
-
-    #[inline(always)]
-    fn halves(block: &[u8]) -> [f16; 2] {
-        [half_at(block, 0), half_at(block, 2)]
-    }
-
-    #[inline(always)]
-    fn offset(_scale: f32, stored: f32) -> f32 {
-        stored
-    }
-
-    #[inline(always)]
-    fn quants(block: &[u8]) -> [u8; BLOCK] {
-        nibbles(&block[4..20])
-    }
-}
-
-impl OffsetBlocks for Q50 {
-    const BYTES: usize = 22;
-
-    #[inline(always)]
-    fn halves(block: &[u8]) -> [f16; 2] {
-        [half_at(block, 0), f16::ZERO]
-    }
-
-    /// Elements are 5 bits minus 16.
-    #[inline(always)]
-    fn offset(scale: f32, _stored: f32) -> f32 {
-        -16.0 * scale
-    }
-
-    #[inline(always)]
-    fn quants(block: &[u8]) -> [u8; BLOCK] {
-        five_bits(&block[2..22])
-    }
-}
-
-impl OffsetBlocks for Q51 {
-    const BYTES: usize = 24;
-
-    #[inline(always)]
-    fn halves(block: &[u8]) -> [f16; 2] {
-        [half_at(block, 0), half_at(block, 2)]
-    }
-
-    #[inline(always)]
-    fn offset(_scale: f32, stored: f32) -> f32 {
-        stored
-    }
-
-    #[inline(always)]
-    fn quants(block: &[u8]) -> [u8; BLOCK] {
-        five_bits(&block[4..24])
-    }
 }
 
 /// Returns the instructions, if products of the type are computed with them.
@@ -176,9 +142,7 @@ fn multiply_blocks<T: OffsetBlocks>(simd: V3, weights: StoredRows<'_>, x: &[f32]
     tasks.for_each(|(out, bytes)| {
         simd.vectorize(OffsetProduct::<T> { simd, bytes, inputs: &inputs, blocks, out, kind: PhantomData });
     });
-    for (row, y) in to.y.chunks_exact_mut(to.width).enumerate() {
-        y[to.first..].iter_mut().zip(turned[row..].iter().step_by(rows)).for_each(|(y, x)| *y = *x);
-    }
+    to.put_turned(to.first, &turned, rows);
 }
 
 /// Rounds rows of input.
@@ -232,7 +196,7 @@ fn row_product<T: OffsetBlocks>(simd: V3, weights: &[u8], inputs: &[RoundedBlock
     for (weights, inputs) in weights.chunks(CONVERTED * T::BYTES).zip(inputs.chunks(CONVERTED)) {
         let (mut halves, mut floats) = ([f16::ZERO; 2 * CONVERTED], [0.0_f32; 2 * CONVERTED]);
         for (pair, block) in halves.as_chunks_mut::<2>().0.iter_mut().zip(weights.chunks_exact(T::BYTES)) {
-            *pair = T::halves(block);
+            *pair = T::numbers(block);
         }
         halves.convert_to_f32_slice(&mut floats);
         let blocks = weights.chunks_exact(T::BYTES).zip(floats.as_chunks::<2>().0);

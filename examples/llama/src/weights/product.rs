@@ -18,3 +18,12 @@ pub(super) struct ResultColumns<'a> {
     pub(super) width: usize,
     pub(super) first: usize,
 }
+
+impl ResultColumns<'_> {
+    /// Writes products `[outputs, rows]` to the columns from `first` on.
+    pub(super) fn put_turned(&mut self, first: usize, turned: &[f32], rows: usize) {
+        for (row, y) in self.y.chunks_exact_mut(self.width).enumerate() {
+            y[first..].iter_mut().zip(turned[row..].iter().step_by(rows)).for_each(|(y, x)| *y = *x);
+        }
+    }
+}

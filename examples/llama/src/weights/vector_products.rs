@@ -100,9 +100,7 @@ fn by_rows<T: Blocks>(
     let mut turned = vec![0.0_f32; outputs * rows];
     let tasks = turned.par_chunks_mut(TASK_OUTPUTS * rows).zip(bytes.par_chunks(TASK_OUTPUTS * row_bytes));
     tasks.for_each(|(out, bytes)| run(out, bytes));
-    for (row, y) in to.y.chunks_exact_mut(to.width).enumerate() {
-        y[first..].iter_mut().zip(turned[row..].iter().step_by(rows)).for_each(|(y, x)| *y = *x);
-    }
+    to.put_turned(first, &turned, rows);
 }
 
 /// Rounds a row of input.
