@@ -225,7 +225,7 @@ fn clusters_of_a_session_are_the_same_after_every_open() {
     assert!(refused(&["--queries", "609"]).contains("608 tokens of session"));
     assert!(refused(&["--queries", "0"]).contains("swarm:8: the method makes its clusters of queries"));
     assert!(refused(&["--methods", "swarm:8:members"]).contains("kvrun calibrate"));
-    assert!(refused(&["--group-tokens", "8"]).contains("LayoutMismatch"));
+    assert!(refused(&["--group-tokens", "16"]).contains("LayoutMismatch"));
     assert!(refused(&["--memory-limit", "4MiB"]).contains("raise --memory-limit"));
     let other = ["cluster", "--session", "t", store[0], store[1], store[2], store[3]];
     assert!(failure(&other).contains("session \"t\"") && failure(&other).contains("NotFound"));
