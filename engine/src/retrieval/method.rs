@@ -41,8 +41,9 @@ pub enum ChosenUnit {
     Blocks,
     /// Single tokens of each KV head.
     Tokens,
-    /// Clusters of tokens. The name takes `members` (score a cluster by the codes of its members), `heads` (clusters of
-    /// each KV head), `joint` (clusters of all KV heads), and `window` and `single` if the method has them.
+    /// Clusters of tokens. The name takes `members` (score a cluster by the codes of its members) with the bits of these
+    /// codes behind it, `heads` (clusters of each KV head), `joint` (clusters of all KV heads), and `window` and
+    /// `single` if the method has them.
     Clusters {
         /// Whose keys a cluster of the paper's method holds.
         paper: HeadSharing,
@@ -61,6 +62,8 @@ pub enum ChosenUnit {
 pub(crate) struct MethodChoice {
     /// The number behind the name, or the method's default.
     pub(crate) parameter: Option<usize>,
+    /// The bits of the codes of members, if the name says them.
+    pub(crate) member_bits: Option<usize>,
     /// The part of a cluster that is scored.
     pub(crate) chosen_by: ChosenBy,
     /// Whose keys a cluster holds. None for methods without clusters.

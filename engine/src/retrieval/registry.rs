@@ -2,9 +2,8 @@
 //!
 //! A method is one folder beside this file and one line in [`METHODS`]. A method name is `NAME[:NUMBER][:HEADS]`, for
 //! example `tck:64:group`: the method, its parameter, and how scores of query heads are added up (`raw`, `softmax`,
-//! `group`). A method of clusters also takes `members`, `heads` and `joint`, for example `dynakv:16:members:joint`, and
-//! `swarm` takes `window` and
-//! `single`.
+//! `group`). A method of clusters also takes `members`, `heads` and `joint`, for example `dynakv:16:members:joint`. A
+//! number behind `members` is the bits of the codes that score them. `swarm` takes `window` and `single`.
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::Adapter;
@@ -66,7 +65,7 @@ pub struct MethodSpec {
     aggregation: Option<HeadAggregation>,
 }
 
-/// The bits of the codes that members of clusters are scored by.
+/// The bits of the codes that members of clusters are scored by, if the name does not say them.
 const MEMBER_CODE_BITS: usize = 64;
 
 impl PartialEq for MethodSpec {
@@ -107,9 +106,14 @@ impl MethodSpec {
     #[must_use]
     pub fn adapter_fit(&self) -> (AdapterFit, Option<usize>) {
         match self.choice.chosen_by {
-            ChosenBy::Members => (AdapterFit::Codes, Some(MEMBER_CODE_BITS)),
+            ChosenBy::Members => (AdapterFit::Codes, Some(self.member_bits())),
             ChosenBy::Representative => (self.method.adapter, self.choice.parameter),
         }
+    }
+
+    /// Returns the bits of the codes that members are scored by.
+    fn member_bits(&self) -> usize {
+        self.choice.member_bits.unwrap_or(MEMBER_CODE_BITS)
     }
 
     /// Returns how scores of query heads are aggregated, if the name says so.
@@ -119,7 +123,7 @@ impl MethodSpec {
     }
 
     /// Returns the name of the adapter that the method needs, such as `kvswap-8`, if it needs one. Members of clusters
-    /// are scored by the adapter of `tck:64`.
+    /// are scored by the adapter of `tck`, by default that of `tck:64`.
     #[must_use]
     pub fn adapter_name(&self) -> Option<String> {
         let (fit, parameter) = self.adapter_fit();
@@ -191,6 +195,7 @@ impl FromStr for MethodSpec {
         };
         let choice = MethodChoice {
             parameter: parsed.parameter.or(default),
+            member_bits: parsed.member_bits,
             chosen_by,
             sharing,
             whole_window: parsed.whole_window,
@@ -204,6 +209,7 @@ impl FromStr for MethodSpec {
 #[derive(Default)]
 struct NameParts {
     parameter: Option<usize>,
+    member_bits: Option<usize>,
     chosen_by: Option<ChosenBy>,
     sharing: Option<HeadSharing>,
     whole_window: bool,
@@ -235,8 +241,12 @@ impl NameParts {
                 }
                 let parsed = number.parse().ok().filter(|parsed| *parsed > 0);
                 let bad = || format!("{number:?} is neither a positive number nor raw, softmax or group");
-                if self.parameter.replace(parsed.ok_or_else(bad)?).is_some() {
-                    return Err("it has two numbers; write NAME:NUMBER:HEADS".to_owned());
+                let (slot, form) = match self.chosen_by {
+                    Some(ChosenBy::Members) => (&mut self.member_bits, "NAME:SIZE:members:BITS"),
+                    _ => (&mut self.parameter, "NAME:NUMBER:HEADS"),
+                };
+                if slot.replace(parsed.ok_or_else(bad)?).is_some() {
+                    return Err(format!("it has two numbers; write {form}"));
                 }
             }
         }
@@ -255,6 +265,7 @@ impl fmt::Display for MethodSpec {
                 ChosenBy::Representative => paper,
                 ChosenBy::Members => {
                     f.write_str(":members")?;
+                    self.choice.member_bits.map_or(Ok(()), |bits| write!(f, ":{bits}"))?;
                     members
                 }
             };
@@ -299,7 +310,16 @@ mod tests {
         for text in ["pqcache:64", "tokens:raw", "balanced:8:members", "swarm:8:single", "swarm:8:window:single:raw"] {
             assert_eq!(text.parse::<MethodSpec>().unwrap().to_string(), text);
         }
+        for (text, adapter) in [
+            ("balanced:10:members:192", "tck-192"),
+            ("swarm:8:members:128:heads:window:raw", "tck-128"),
+            ("dynakv:4:members", "tck-64"),
+        ] {
+            let spec: MethodSpec = text.parse().unwrap();
+            assert_eq!((spec.to_string(), spec.adapter_name()), (text.to_owned(), Some(adapter.to_owned())));
+        }
         assert_eq!("kmeans:members".parse::<MethodSpec>().unwrap().to_string(), "kmeans:16:members");
+        assert_eq!("kmeans:members:32".parse::<MethodSpec>().unwrap().to_string(), "kmeans:16:members:32");
         assert_eq!("quest".parse::<MethodSpec>().unwrap().to_string(), "minmax");
         assert_eq!("tck".parse::<MethodSpec>().unwrap().adapter_name().unwrap(), "tck-64");
         assert_eq!("shadowkv:20".parse::<MethodSpec>().unwrap().reconstruct_rank(), Some(20));
@@ -319,6 +339,9 @@ mod tests {
             ("dynakv:window", "positive number"),
             ("dynakv:single", "positive number"),
             ("tck:64:32", "two numbers"),
+            ("dynakv:8:16", "two numbers; write NAME:NUMBER"),
+            ("dynakv:8:members:64:64", "two numbers; write NAME:SIZE:members:BITS"),
+            ("dynakv:8:members:0", "positive number"),
             ("tck:raw:64", "after the aggregation"),
             ("tck:raw:group", "after the aggregation"),
         ] {

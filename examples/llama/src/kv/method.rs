@@ -271,7 +271,7 @@ pub fn parse_clustered(text: &str) -> Result<Policy> {
 pub fn policies_help() -> String {
     let mut help = "Policies, written NAME, NAME:NUMBER or NAME:NUMBER:HEADS with HEADS raw, softmax or group.\n\
                     Methods of clusters also take members (score clusters by codes), heads and joint, such as\n\
-                    dynakv:16:members:joint.\n\
+                    dynakv:16:members:joint. A number behind members is the bits of the codes, by default 64.\n\
                     \x20 auto       transform-coded keys, in generate and chat; the adapter comes from the\n\
                     \x20            store or is fitted to the prompt; short prompts take sign bits\n\
                     \x20 full       all tokens; it ignores the budget\n\
