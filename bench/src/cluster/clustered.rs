@@ -4,7 +4,7 @@ use crate::cluster::layer_trace::LayerTrace;
 use anyhow::Result;
 use clap::ValueEnum;
 use stratakv::retrieval::clusters::{
-    ClusterLists, CoActivation, KMeans, KMeansOptions, MedoidClustering, MedoidOptions,
+    ClusterLists, CoActivation, KMeans, KMeansOptions, MedoidClustering, MedoidOptions, bisect,
 };
 
 /// A kind of clusters on the command line.
@@ -14,6 +14,8 @@ pub(crate) enum ClusterKind {
     Kmeans,
     /// Medoid clusters of at most twice the mean size, each entry in one.
     Medoids,
+    /// Clusters of equal size, by bisection of the keys of all heads joined.
+    Equal,
 }
 
 impl ClusterKind {
@@ -22,6 +24,7 @@ impl ClusterKind {
         match self {
             Self::Kmeans => "kmeans",
             Self::Medoids => "medoids",
+            Self::Equal => "equal",
         }
     }
 }
@@ -37,9 +40,13 @@ pub(super) fn cluster(
     (mean_size, seed): (usize, u64),
 ) -> Result<ClusterLists> {
     let (keys, dim) = (layer.joined_keys(), layer.heads.len() * layer.dim);
-    if kind == ClusterKind::Kmeans {
-        let options = KMeansOptions { clusters: (layer.entries / mean_size).max(1), seed, metric: None };
-        return Ok(KMeans::fit(&keys, dim, &options)?.lists());
+    match kind {
+        ClusterKind::Kmeans => {
+            let options = KMeansOptions { clusters: (layer.entries / mean_size).max(1), seed, metric: None };
+            return Ok(KMeans::fit(&keys, dim, &options)?.lists());
+        }
+        ClusterKind::Equal => return Ok(bisect(&keys, dim, mean_size, seed)?),
+        ClusterKind::Medoids => {}
     }
     let mut recorded = CoActivation::new(layer.entries, profile.len())?;
     profile.iter().try_for_each(|query| recorded.record(query))?;
