@@ -63,17 +63,41 @@ pub(crate) struct QuantisedTables {
 }
 
 impl QuantisedTables {
-    /// Quantises tables as [`look_up`] takes them, less the middle of the range of each table.
+    /// Makes the tables of weighted levels, less the middle of each dimension's range.
+    ///
+    /// `packing` has the dimensions of each code byte, the first one in its lowest bits. `levels` has the rising levels
+    /// of each dimension, and `weights` is `[dims, lanes]`.
     ///
     /// The middles add the same to all tokens, so that the order of the tokens is kept. A sum is wrong by at most
     /// half a step for each code byte, and its magnitude is at most 32511 steps.
-    pub(crate) fn new(tables: &[f32], code_bytes: usize, lanes: usize) -> Self {
-        let mut quantised = Self { tables: vec![0; tables.len()], steps: vec![0.0; lanes], code_bytes };
-        let mut middles = vec![0.0; code_bytes * lanes];
-        middles_of(tables, &mut middles, &mut quantised.steps);
-        let per_unit: Vec<f32> = quantised.steps.iter().map(|step| step.max(f32::MIN_POSITIVE).recip()).collect();
-        in_steps(tables, &middles, &per_unit, &mut quantised.tables);
-        quantised
+    pub(crate) fn new(packing: &[Vec<u32>], levels: &[Vec<f32>], weights: &[f32], lanes: usize) -> Self {
+        let dimension =
+            |dim: u32| -> WeightedLevels<'_> { (&levels[dim as usize], &weights[dim as usize * lanes..][..lanes]) };
+        let mut steps = vec![0.0; lanes];
+        for (levels, weights) in packing.iter().flatten().map(|dim| dimension(*dim)) {
+            for (step, weight) in steps.iter_mut().zip(weights) {
+                let (low, high, middle) = range(levels, *weight);
+                // Rounding may have moved the middle towards one end.
+                *step += (low - middle).abs().max((high - middle).abs()) / STEPS;
+            }
+        }
+        let per_unit: Vec<f32> = steps.iter().map(|step: &f32| step.max(f32::MIN_POSITIVE).recip()).collect();
+        let mut tables = vec![0; packing.len() * 256 * lanes];
+        let (mut low, mut high) = (Vec::new(), Vec::new());
+        for (byte, table) in packing.iter().zip(tables.chunks_exact_mut(256 * lanes)) {
+            let (low_dims, high_dims) = byte.split_at(half_of(byte, levels));
+            sums_in_steps(low_dims.iter().map(|dim| dimension(*dim)), &per_unit, &mut low);
+            sums_in_steps(high_dims.iter().map(|dim| dimension(*dim)), &per_unit, &mut high);
+            add_pairs(&low, &high, lanes, table);
+        }
+        Self { tables, steps, code_bytes: packing.len() }
+    }
+
+    /// Returns the most bytes that [`Self::new`] allocates.
+    pub(crate) fn bytes_for(code_bytes: usize, lanes: usize) -> usize {
+        // The rows of a byte's halves, twice while they grow.
+        let rows = 4 * 256 * size_of::<f32>();
+        lanes.saturating_mul(code_bytes * 256 * size_of::<i16>() + rows + 2 * size_of::<f32>())
     }
 
     /// Writes `out[token][lane] = sum_b tables[b][codes[token][b]][lane]`, less a number that all tokens share.
@@ -82,79 +106,81 @@ impl QuantisedTables {
     }
 }
 
+/// The levels of a dimension, and the weight of each lane.
+type WeightedLevels<'a> = (&'a [f32], &'a [f32]);
+
 /// The largest magnitude of an exact sum, in steps. It leaves half a step of error for each of 256 code bytes.
 const STEPS: f32 = (i16::MAX - 256) as f32;
 
 /// Added to a number of at most 2^22 in magnitude, it leaves the nearest integer in the low bits of the sum.
 const TO_INTEGER: f32 = (3 << 22) as f32;
 
-multiversion! {
-    /// Writes the middles `[code_bytes, lanes]` of the ranges of the tables, and adds to `steps` a [`STEPS`]th of the
-    /// larger half of each range.
-    fn middles_of(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) = middles_of_lanes;
+/// Returns the weighted first level, the last one, and the middle between them.
+fn range(levels: &[f32], weight: f32) -> (f32, f32, f32) {
+    let end = |level: Option<&f32>| level.map_or(0.0, |level| level * weight);
+    let (low, high) = (end(levels.first()), end(levels.last()));
+    // Each end is halved first, because the sum of both may be infinite.
+    (low, high, low * 0.5 + high * 0.5)
 }
 
-#[inline(always)]
-fn middles_of_lanes(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) {
-    match steps.len() {
-        lanes if lanes.is_multiple_of(16) => middles_by::<16>(tables, middles, steps),
-        _ => middles_by::<8>(tables, middles, steps),
-    }
+/// Returns how many dimensions of a code byte are in its lowest four bits.
+fn half_of(byte: &[u32], levels: &[Vec<f32>]) -> usize {
+    let mut bits = 0;
+    let fits = |dim: &&u32| {
+        bits += levels[**dim as usize].len().ilog2();
+        bits <= 4
+    };
+    byte.iter().take_while(fits).count()
 }
 
-/// [`middles_of`] with `N` lanes at a time. `N` divides the number of lanes.
-#[inline(always)]
-fn middles_by<const N: usize>(tables: &[f32], middles: &mut [f32], steps: &mut [f32]) {
-    let (middles, steps) = (middles.as_chunks_mut::<N>().0, steps.as_chunks_mut::<N>().0);
-    let runs = steps.len().max(1);
-    let tables = tables.as_chunks::<N>().0.chunks_exact(256 * runs);
-    for (table, middles) in tables.zip(middles.chunks_exact_mut(runs)) {
-        for (at, (middles, steps)) in middles.iter_mut().zip(steps.iter_mut()).enumerate() {
-            let (mut low, mut high) = ([f32::MAX; N], [f32::MIN; N]);
-            for row in table.iter().skip(at).step_by(runs) {
-                for i in 0..N {
-                    low[i] = if row[i] < low[i] { row[i] } else { low[i] };
-                    high[i] = if row[i] > high[i] { row[i] } else { high[i] };
-                }
+/// Writes the sums of the levels of some dimensions, less their middles and in steps, `[values, lanes]`.
+fn sums_in_steps<'a>(dims: impl Iterator<Item = WeightedLevels<'a>>, per_unit: &[f32], sums: &mut Vec<f32>) {
+    let lanes = per_unit.len();
+    sums.clear();
+    sums.resize(lanes, 0.0);
+    for (levels, weights) in dims {
+        let filled = sums.len();
+        // The values of the bits so far, once per level of this dimension. The first level is added last, because its
+        // rows are the source.
+        for level in levels.iter().skip(1).chain(levels.first()) {
+            let is_first = sums.len() == filled * levels.len();
+            let start = if is_first { 0 } else { sums.len() };
+            if !is_first {
+                sums.extend_from_within(..filled);
             }
-            for i in 0..N {
-                // Each end is halved first, because the sum of both may be infinite.
-                let middle = low[i] * 0.5 + high[i] * 0.5;
-                middles[i] = middle;
-                // Rounding may have moved the middle towards one end.
-                let (up, down) = (high[i] - middle, middle - low[i]);
-                steps[i] += (if up > down { up } else { down }) / STEPS;
+            for row in sums[start..start + filled].chunks_exact_mut(lanes) {
+                for ((sum, weight), per_unit) in row.iter_mut().zip(weights).zip(per_unit) {
+                    *sum += (level * weight - range(levels, *weight).2) * per_unit;
+                }
             }
         }
     }
 }
 
 multiversion! {
-    /// Writes the tables less their middles, in whole steps. `per_unit` has the steps of each lane in 1.
-    fn in_steps(tables: &[f32], middles: &[f32], per_unit: &[f32], whole: &mut [i16]) = in_steps_of_lanes;
+    /// Writes the whole steps of all pairs of rows, `[high, low, lanes]`, to the start of `whole`.
+    fn add_pairs(low: &[f32], high: &[f32], lanes: usize, whole: &mut [i16]) = add_pairs_of_lanes;
 }
 
 #[inline(always)]
-fn in_steps_of_lanes(tables: &[f32], middles: &[f32], per_unit: &[f32], whole: &mut [i16]) {
-    match per_unit.len() {
-        lanes if lanes.is_multiple_of(16) => in_steps_by::<16>(tables, middles, per_unit, whole),
-        _ => in_steps_by::<8>(tables, middles, per_unit, whole),
+fn add_pairs_of_lanes(low: &[f32], high: &[f32], lanes: usize, whole: &mut [i16]) {
+    match lanes {
+        lanes if lanes.is_multiple_of(16) => add_pairs_by::<16>(low, high, lanes, whole),
+        _ => add_pairs_by::<8>(low, high, lanes, whole),
     }
 }
 
-/// [`in_steps`] with `N` lanes at a time. `N` divides the number of lanes.
+/// [`add_pairs`] with `N` lanes at a time. `N` divides the number of lanes.
 #[inline(always)]
-fn in_steps_by<const N: usize>(tables: &[f32], middles: &[f32], per_unit: &[f32], whole: &mut [i16]) {
-    let (middles, per_unit) = (middles.as_chunks::<N>().0, per_unit.as_chunks::<N>().0);
-    let runs = per_unit.len().max(1);
-    let tables = tables.as_chunks::<N>().0.chunks_exact(256 * runs);
-    let whole = whole.as_chunks_mut::<N>().0.chunks_exact_mut(256 * runs);
-    for ((table, whole), middles) in tables.zip(whole).zip(middles.chunks_exact(runs)) {
-        for (at, (middles, per_unit)) in middles.iter().zip(per_unit).enumerate() {
-            let rows = table.iter().skip(at).step_by(runs);
-            for (row, whole) in rows.zip(whole.iter_mut().skip(at).step_by(runs)) {
+fn add_pairs_by<const N: usize>(low: &[f32], high: &[f32], lanes: usize, whole: &mut [i16]) {
+    let runs = (lanes / N).max(1);
+    let (low, high) = (low.as_chunks::<N>().0, high.as_chunks::<N>().0);
+    let whole = whole.as_chunks_mut::<N>().0.chunks_exact_mut(low.len().max(1));
+    for (high, whole) in high.chunks_exact(runs).zip(whole) {
+        for (low, whole) in low.chunks_exact(runs).zip(whole.chunks_exact_mut(runs)) {
+            for ((low, high), whole) in low.iter().zip(high).zip(whole) {
                 for i in 0..N {
-                    whole[i] = ((row[i] - middles[i]) * per_unit[i] + TO_INTEGER).to_bits() as i16;
+                    whole[i] = (low[i] + high[i] + TO_INTEGER).to_bits() as i16;
                 }
             }
         }
@@ -214,39 +240,67 @@ mod tests {
     #[test]
     fn quantised_tables_keep_neighbouring_numbers_in_order() {
         for low in [1.0_f32, 1.000_000_2, -3.0, 1e-30] {
-            let high = low.next_up();
-            let tables: Vec<f32> = (0..256 * 8).map(|i| if i / 8 < 128 { low } else { high }).collect();
-            let (tables, mut out) = (QuantisedTables::new(&tables, 1, 8), vec![0.0; 16]);
-            tables.look_up(&[0, 255], &mut out);
+            let levels = vec![vec![low, low.next_up()]];
+            let (tables, mut out) = (QuantisedTables::new(&[vec![0]], &levels, &[1.0; 8], 8), vec![0.0; 16]);
+            tables.look_up(&[0, 1], &mut out);
             assert!((0..8).all(|lane| out[lane] < out[8 + lane]), "{low}: {out:?}");
         }
+    }
+
+    /// Code bytes with up to eight bits of dimensions, drawn from `bits`.
+    fn packed(bits: &[u32]) -> Vec<Vec<u32>> {
+        let (mut packing, mut used): (Vec<Vec<u32>>, u32) = (vec![Vec::new()], 0);
+        for (dim, bits) in (0..).zip(bits) {
+            if used + bits > 8 {
+                packing.push(Vec::new());
+                used = 0;
+            }
+            used += bits;
+            packing.last_mut().unwrap().push(dim);
+        }
+        packing
     }
 
     proptest! {
         #[test]
         fn quantised_tables_are_as_exact_as_documented(
-            (bytes, lanes) in (1_usize..6, prop::sample::select(vec![8_usize, 16, 32, 48, 64])),
+            bits in prop::collection::vec(1_u32..9, 1..14), lanes in prop::sample::select(vec![8_usize, 16, 32, 48, 64]),
             size in -12_i32..12, tokens in 0_usize..20, seed in any::<u64>(),
         ) {
             let mut rng = fastrand::Rng::with_seed(seed);
             let mut random = move || 2.0 * rng.f32() - 1.0;
             let size = 2.0_f32.powi(size);
-            let sizes: Vec<f32> = (0..bytes * lanes).map(|_| size * random()).collect();
-            let table = |i: usize| &sizes[i / (256 * lanes) * lanes..][i % lanes];
-            let tables: Vec<f32> = (0..bytes * 256 * lanes).map(|i| table(i) * random()).collect();
-            let codes: Vec<u8> = (0..tokens * bytes).map(|_| (random() * 127.0 + 128.0) as u8).collect();
-            let (mut expected, mut found) = (vec![0.0; tokens * lanes], vec![7.0; tokens * lanes]);
-            look_up(&codes, &tables, bytes, lanes, &mut expected);
-            let quantised = QuantisedTables::new(&tables, bytes, lanes);
+            let weights: Vec<f32> = (0..bits.len() * lanes).map(|_| size * random()).collect();
+            let mut rising = |bits: &u32| {
+                let mut levels: Vec<f32> = (0..1 << bits).map(|_| random()).collect();
+                levels.sort_by(f32::total_cmp);
+                levels
+            };
+            let levels: Vec<Vec<f32>> = bits.iter().map(&mut rising).collect();
+            let packing = packed(&bits);
+            let chosen: Vec<Vec<usize>> = (0..tokens)
+                .map(|_| levels.iter().map(|of| ((random() + 1.0) / 2.0 * of.len() as f32) as usize % of.len()).collect())
+                .collect();
+            let mut codes = Vec::new();
+            for (token, byte) in chosen.iter().flat_map(|token| packing.iter().map(move |byte| (token, byte))) {
+                let add = |(code, shift): (usize, u32), dim: &u32| {
+                    (code | token[*dim as usize] << shift, shift + bits[*dim as usize])
+                };
+                codes.push(byte.iter().fold((0, 0), add).0 as u8);
+            }
+            let quantised = QuantisedTables::new(&packing, &levels, &weights, lanes);
+            prop_assert!(quantised.tables.len() * size_of::<i16>() < QuantisedTables::bytes_for(packing.len(), lanes));
+            let mut found = vec![7.0; tokens * lanes];
             quantised.look_up(&codes, &mut found);
             for lane in 0..lanes {
-                let entries = |b: usize| tables[b * 256 * lanes..][..256 * lanes].iter().skip(lane).step_by(lanes);
-                let ends = |b| entries(b).fold((f32::MAX, f32::MIN), |(low, high), x| (low.min(*x), high.max(*x)));
-                let middle: f32 = (0..bytes).map(|b| (ends(b).0 + ends(b).1) / 2.0).sum();
-                let range: f32 = (0..bytes).map(|b| (ends(b).1 - ends(b).0) / 2.0).sum();
-                for token in 0..tokens {
-                    let (found, expected) = (found[token * lanes + lane], expected[token * lanes + lane] - middle);
-                    let error = bytes as f32 / 2.0 * range / STEPS;
+                let weight = |dim: usize| weights[dim * lanes + lane];
+                let ends = |dim: usize| (levels[dim][0] * weight(dim), levels[dim][levels[dim].len() - 1] * weight(dim));
+                let middle: f32 = (0..bits.len()).map(|dim| (ends(dim).0 + ends(dim).1) / 2.0).sum();
+                let half: f32 = (0..bits.len()).map(|dim| (ends(dim).1 - ends(dim).0).abs() / 2.0).sum();
+                for (token, chosen) in chosen.iter().enumerate() {
+                    let expected: f32 = chosen.iter().enumerate().map(|(dim, at)| levels[dim][*at] * weight(dim)).sum();
+                    let (found, expected) = (found[token * lanes + lane], expected - middle);
+                    let error = packing.len() as f32 / 2.0 * half / STEPS;
                     prop_assert!((found - expected).abs() <= 1.01 * error + 1e-5 * size, "{found} {expected}");
                 }
             }

@@ -3,7 +3,7 @@
 //! Calibration fits the transform to queries and keys. A code is scored by look-ups in tables of 256 entries per byte.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::kernels::HalfPrecisionTables;
+use crate::kernels::{HalfPrecisionTables, QuantisedTables};
 use crate::retrieval::encoding::{Reader, check_matrix, put, put_all};
 
 /// The most bits of one dimension.
@@ -168,38 +168,38 @@ impl Codebook {
         error
     }
 
-    /// Returns the sums of weighted levels for each value of each code byte, `[code_bytes, 256, lanes]`, from weights
-    /// `[dims, lanes]`.
-    pub(crate) fn tables(&self, weights: &[f32], lanes: usize) -> Vec<f32> {
-        let mut out = vec![0.0; self.code_bytes() * 256 * lanes];
-        for (byte, table) in self.packing.iter().zip(out.chunks_exact_mut(256 * lanes)) {
+    /// Returns the sums of weighted levels for each value of each code byte, `[code_bytes, 256]`, from one weight for
+    /// each dimension.
+    pub(crate) fn tables(&self, weights: &[f32]) -> Vec<f32> {
+        let mut out = vec![0.0; self.code_bytes() * 256];
+        for (byte, table) in self.packing.iter().zip(out.chunks_exact_mut(256)) {
             let mut filled = 1;
             for &dim in byte {
-                let weights = &weights[dim as usize * lanes..][..lanes];
+                let (levels, weight) = (&self.levels[dim as usize], weights[dim as usize]);
                 // The values of the bits so far, once per level of the next dimension. The first level is written last,
                 // because it is the source.
-                for (index, level) in self.levels[dim as usize].iter().enumerate().rev() {
-                    let (source, rest) = table.split_at_mut(filled * lanes);
-                    if index > 0 {
-                        let to = &mut rest[(index - 1) * filled * lanes..][..filled * lanes];
-                        for (to, from) in to.chunks_exact_mut(lanes).zip(source.chunks_exact(lanes)) {
-                            for i in 0..lanes {
-                                to[i] = from[i] + level * weights[i];
-                            }
+                for (index, level) in levels.iter().enumerate().rev() {
+                    let (source, rest) = table.split_at_mut(filled);
+                    match index.checked_sub(1) {
+                        Some(index) => {
+                            let to = rest[index * filled..][..filled].iter_mut();
+                            to.zip(source).for_each(|(to, from)| *to = *from + level * weight);
                         }
-                    } else {
-                        for row in source.chunks_exact_mut(lanes) {
-                            row.iter_mut().zip(weights).for_each(|(x, w)| *x += level * w);
-                        }
+                        None => source.iter_mut().for_each(|x| *x += level * weight),
                     }
                 }
-                filled *= self.levels[dim as usize].len();
+                filled *= levels.len();
             }
         }
         out
     }
 
-    /// Returns the tables of one lane, each as the sum of two tables of at most five bits. Returns none if every cut
+    /// Returns the tables of several lanes in whole steps, from weights `[dims, lanes]`.
+    pub(crate) fn quantised_tables(&self, weights: &[f32], lanes: usize) -> QuantisedTables {
+        QuantisedTables::new(&self.packing, &self.levels, weights, lanes)
+    }
+
+    /// Returns [tables](Self::tables), each as the sum of two tables of at most five bits. Returns none if every cut
     /// divides a dimension.
     pub(crate) fn halves(&self, tables: &[f32]) -> Option<Vec<HalfPrecisionTables>> {
         let half = |(byte, table): (&Vec<u32>, &[f32])| {
@@ -293,26 +293,21 @@ mod tests {
             let key: Vec<f32> = (0..width).map(|_| random()).collect();
             let mut code = vec![0; book.code_bytes()];
             let error = book.encode(&key, &mut Vec::new(), &mut code);
-            let lanes = 8;
-            let weights: Vec<f32> = (0..dims * lanes).map(|_| random()).collect();
-            let tables = book.tables(&weights, lanes);
-            let mut expected_error = 0.0;
-            let mut expected = vec![0.0; lanes];
+            let weights: Vec<f32> = (0..dims).map(|_| random()).collect();
+            let tables = book.tables(&weights);
+            let (mut expected_error, mut expected) = (0.0, 0.0);
             for (dim, k) in key.iter().enumerate() {
                 let level = levels[dim].iter().copied().min_by(|a, b| (a - k).abs().total_cmp(&(b - k).abs())).unwrap();
                 expected_error += (level - k) * (level - k);
-                (0..lanes).for_each(|i| expected[i] += level * weights[dim * lanes + i]);
+                expected += level * weights[dim];
             }
-            let mut out = vec![0.0; lanes];
-            crate::kernels::look_up(&code, &tables, code.len(), lanes, &mut out);
             prop_assert!((error - expected_error).abs() < 1e-4);
-            for (a, b) in out.iter().zip(&expected) { prop_assert!((a - b).abs() < 1e-4, "{a} {b}"); }
-            let first: Vec<f32> = weights.iter().step_by(lanes).copied().collect();
-            let halves = book.halves(&book.tables(&first, 1));
-            if let (Some(halves), Some(sums)) = (&halves, crate::kernels::code_sums()) {
-                let mut one = [7.0];
+            let mut one = [7.0];
+            crate::kernels::look_up(&code, &tables, code.len(), 1, &mut one);
+            prop_assert!((one[0] - expected).abs() < 1e-4, "{} {expected}", one[0]);
+            if let (Some(halves), Some(sums)) = (&book.halves(&tables), crate::kernels::code_sums()) {
                 sums(&code, halves, &mut one);
-                prop_assert!((one[0] - expected[0]).abs() < 1e-4, "{} {}", one[0], expected[0]);
+                prop_assert!((one[0] - expected).abs() < 1e-4, "{} {expected}", one[0]);
             }
         }
     }

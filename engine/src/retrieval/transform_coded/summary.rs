@@ -84,18 +84,21 @@ impl Codes {
             1 => (1, weights.into_iter().step_by(padded).collect()),
             _ => (padded, weights),
         };
-        let tables = self.book.tables(&weights, columns);
-        let tables = match self.halves(&tables, columns) {
-            Some((sums, halves)) => CodeTables::Halves(sums, halves),
-            None if columns > 1 => CodeTables::Quantised(QuantisedTables::new(&tables, bytes, columns)),
-            None => CodeTables::Bytes(tables),
+        let tables = if columns > 1 {
+            CodeTables::Quantised(self.book.quantised_tables(&weights, columns))
+        } else {
+            let tables = self.book.tables(&weights);
+            match self.halves(&tables) {
+                Some((sums, halves)) => CodeTables::Halves(sums, halves),
+                None => CodeTables::Bytes(tables),
+            }
         };
         let score = move |groups: Range<usize>, out: &mut [f32]| {
             let codes = self.codes.slice(groups);
             match &tables {
                 CodeTables::Quantised(tables) => tables.look_up(codes, out),
                 CodeTables::Halves(sums, halves) => sums(codes, halves, out),
-                CodeTables::Bytes(tables) => look_up(codes, tables, bytes, columns, out),
+                CodeTables::Bytes(tables) => look_up(codes, tables, bytes, 1, out),
             }
         };
         (columns, score)
@@ -103,15 +106,15 @@ impl Codes {
 
     /// Returns the most bytes that [`Self::scorer`] allocates for this many lanes.
     pub(crate) fn scorer_bytes(&self, lanes: usize) -> usize {
-        let entries = 256 * self.book.code_bytes() * lanes.max(1);
-        let weights = 2 * self.book.dims() * lanes.max(16);
-        // Tables of f32, and those that are made of them.
-        (2 * entries + weights) * size_of::<f32>() + self.book.code_bytes() * size_of::<HalfPrecisionTables>()
+        let bytes = self.book.code_bytes();
+        let weights = 2 * self.book.dims() * lanes.max(16) * size_of::<f32>();
+        let one = bytes * (256 * size_of::<f32>() + size_of::<HalfPrecisionTables>());
+        weights + if lanes > 1 { QuantisedTables::bytes_for(bytes, lanes) } else { one }
     }
 
     /// Returns the function for one column, which scores sixteen tokens at a time if that is faster.
-    fn halves(&self, tables: &[f32], columns: usize) -> Option<(CodeSums, Vec<HalfPrecisionTables>)> {
-        let sums = code_sums().filter(|_| columns == 1 && matches!(self.book.code_bytes(), 4 | 8))?;
+    fn halves(&self, tables: &[f32]) -> Option<(CodeSums, Vec<HalfPrecisionTables>)> {
+        let sums = code_sums().filter(|_| matches!(self.book.code_bytes(), 4 | 8))?;
         Some((sums, self.book.halves(tables)?))
     }
 }
