@@ -6,7 +6,7 @@ use std::sync::Arc;
 use stratakv::retrieval::{
     Adapter, AdapterFit, ChosenUnit, EntryRequest, HeadAggregation, KeyGroup, KeyShape, MethodSpec, SelectorId, methods,
 };
-use stratakv::{DType, Durability, ErrorKind, SelectRequest, Selection, Store};
+use stratakv::{DType, Durability, ErrorKind, SelectRequest, Selection, Sequence, Store};
 use stratakv_testing::rng::Rng;
 use stratakv_testing::{EntrySequence, EntryShape};
 
@@ -182,8 +182,80 @@ fn a_method_that_takes_no_profile_says_so() {
     }
 }
 
+/// Returns the entries that wait for each split, the most first.
+fn buffers(sequence: &Sequence, id: SelectorId) -> Vec<usize> {
+    let mut sizes = sequence.selector_summaries(id, 0).unwrap()[0].buffer_sizes();
+    sizes.sort_unstable_by(|a, b| b.cmp(a));
+    sizes
+}
+
+#[test]
+fn splits_in_idle_time_take_the_fullest_buffers_first() {
+    let mut stored = empty();
+    stored.append(640, 6);
+    let dynakv = attach(&mut stored, "dynakv:8");
+    // Other centres flag clusters.
+    stored.append(320, 9);
+    let before = buffers(&stored.sequence, dynakv);
+    assert!(before.len() > 3, "{before:?}");
+    assert_eq!(stored.sequence.split_clusters(dynakv, 0).unwrap(), 0);
+    assert_eq!(buffers(&stored.sequence, dynakv), before);
+    assert_eq!(stored.sequence.split_clusters(dynakv, 2).unwrap(), 2);
+    assert_eq!(buffers(&stored.sequence, dynakv), before[2..]);
+    assert_eq!(stored.sequence.split_clusters(dynakv, 1000).unwrap(), before.len() - 2);
+    assert_eq!(buffers(&stored.sequence, dynakv), []);
+    let all = stored.select(dynakv, &SHAPE.query(1), 960);
+    assert!(entries(&all).iter().all(|own| own.len() == 960));
+    for method in ["kmeans:8", "balanced:8", "tokens"] {
+        let other = attach(&mut stored, method);
+        assert_eq!(stored.sequence.split_clusters(other, 9).unwrap(), 0, "{method}");
+    }
+    // Selectors belong to one handle. A reader has clusters of its own.
+    let mut reader = stored.sequence.reader().unwrap();
+    assert_eq!(reader.split_clusters(dynakv, 9).unwrap_err().kind(), ErrorKind::InvalidArgument);
+    let own = reader.attach(SHAPE.selector("dynakv:8")).unwrap();
+    assert_eq!(reader.split_clusters(own, 9).unwrap(), 0);
+    stored.sequence.detach(dynakv).unwrap();
+    assert_eq!(stored.sequence.split_clusters(dynakv, 9).unwrap_err().kind(), ErrorKind::InvalidArgument);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Splits between appends, selections and cuts lose no token, and a later append goes on from them.
+    #[test]
+    fn splits_in_idle_time_keep_every_token_in_one_place(
+        steps in prop::collection::vec((0_u8..10, 1_usize..120), 1..24), at_once in 1_usize..600,
+        method in prop::sample::select(vec!["dynakv:4", "dynakv:8", "dynakv:8:joint"]), seed in 0_u64..50,
+    ) {
+        let mut stored = empty();
+        stored.append(at_once, seed);
+        let id = attach(&mut stored, method);
+        for (step, (what, size)) in steps.into_iter().enumerate() {
+            match what {
+                0..=3 => stored.append(size, seed + step as u64),
+                4 => {
+                    let left = stored.sequence.len().saturating_sub(size as u64).max(1);
+                    stored.sequence.truncate(left).unwrap();
+                }
+                5 => drop(stored.select(id, &SHAPE.query(step as u64), 64)),
+                6 => {
+                    let length = stored.sequence.len() as usize;
+                    let all = stored.select(id, &SHAPE.query(step as u64), length);
+                    prop_assert!(entries(&all).iter().all(|own| own.len() == length), "{} tokens", length);
+                }
+                _ => {
+                    let (before, limit) = (buffers(&stored.sequence, id), size % 9);
+                    let split = stored.sequence.split_clusters(id, limit).unwrap();
+                    prop_assert_eq!(split, limit.min(before.len()));
+                    prop_assert_eq!(buffers(&stored.sequence, id), &before[split..]);
+                }
+            }
+        }
+        let length = stored.sequence.len() as usize;
+        let all = stored.select(id, &SHAPE.query(seed), length);
+        prop_assert!(entries(&all).iter().all(|own| own.len() == length), "{} tokens", length);
+    }
 
     /// Clusters depend on tokens, cuts and selections, not on the pieces in which tokens are appended.
     #[test]

@@ -1,11 +1,11 @@
 //! Random histories of a sequence with methods that choose entries, beside a plain model.
 //!
-//! A step appends, cuts, forks, opens again, attaches, profiles or selects. After every selection:
+//! A step appends, cuts, forks, opens again, attaches, profiles, splits clusters or selects. After every selection:
 //! - each KV head attends to tokens that exist, each once, and to the whole tail;
 //! - a method that has clusters and no window of its own stays within its budget;
 //! - the output is that of the plain model over exactly these entries, so no cut token is ever attended.
 //!
-//! While devices fail, a step appends, cuts, attaches, profiles or selects. [`DeviceState`] says what may then fail. An
+//! While devices fail, a step appends, cuts, attaches, profiles, splits clusters or selects. [`DeviceState`] says what may then fail. An
 //! operation that fails changes nothing.
 
 use crate::entries::EntryShape;
@@ -142,7 +142,7 @@ impl EntryHistory {
     /// A check fails.
     pub fn step(&mut self) {
         let is_sound = self.devices == DeviceState::Sound;
-        match self.rng.u8(..22) {
+        match self.rng.u8(..23) {
             0..=6 if self.tokens.len() < TOKENS_MAX => {
                 let most = if self.rng.bool() { 12 } else { 200 };
                 let count = self.rng.usize(1..most);
@@ -154,6 +154,7 @@ impl EntryHistory {
             10 if self.methods.len() < 3 => self.attach(),
             11 if is_sound => self.commit(Durability::Lazy).expect("a commit"),
             12 | 13 if is_sound => self.store_clusters(),
+            14 => self.split(),
             _ => self.select(),
         }
     }
@@ -272,6 +273,22 @@ impl EntryHistory {
             // It has no clusters yet, or none of committed tokens.
             Err(e) => assert_eq!(e.kind(), ErrorKind::InvalidArgument, "{name}: {e:?}"),
         }
+    }
+
+    /// Splits some clusters of a method, as in the idle time of the device.
+    fn split(&mut self) {
+        if self.methods.is_empty() {
+            return;
+        }
+        let (name, id) = self.methods[self.rng.usize(..self.methods.len())];
+        let limit = self.rng.usize(..9);
+        let split = self.sequence().split_clusters(id, limit);
+        let Some(split) = self.allowed(split, self.devices == DeviceState::Unreadable) else { return };
+        let is_delayed = name.starts_with("dynakv");
+        assert!(split <= limit && (is_delayed || split == 0), "{name}: {split} of {limit}");
+        let summaries = self.sequence().selector_summaries(id, 0).expect("summaries");
+        let waits = summaries.iter().any(|own| !own.buffer_sizes().is_empty());
+        assert!(split == limit || !waits, "{name}: {split} of {limit}, and others wait");
     }
 
     fn query(&mut self) -> Vec<f32> {

@@ -90,6 +90,23 @@ pub trait LayerSummary: Any + Send + Sync {
         let _ = group;
     }
 
+    /// Returns the number of entries that wait for each split, one number per cluster that is to be split. The summary
+    /// splits these clusters by itself, but may be asked to split one earlier ([`Self::request_split`]).
+    fn buffer_sizes(&self) -> Vec<usize> {
+        Vec::new()
+    }
+
+    /// Asks for the split of the cluster in which the most entries wait, at the next [`Self::advance`]. Returns whether
+    /// there is one. All pushed groups are taken in.
+    ///
+    /// The engine then calls [`Self::advance`] and [`Self::supply`] as after an append.
+    fn request_split(&mut self) -> bool {
+        false
+    }
+
+    /// Withdraws the request of a split, because the keys that it needs cannot be read. Clusters are as before it.
+    fn withdraw_split(&mut self) {}
+
     /// Returns the version of the encoding of [`Self::put_state`]. Returns none if the summary has no state that is
     /// stored with its clusters.
     fn state_encoding(&self) -> Option<u32> {

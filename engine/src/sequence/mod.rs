@@ -30,6 +30,7 @@ mod append;
 mod attached_summary;
 mod blocks;
 mod caller_state;
+mod cluster_splits;
 mod cluster_states;
 mod clusters;
 mod commit;

@@ -186,6 +186,14 @@ impl SequenceReader {
         self.inner.profile(selector, layer, queries, scale)
     }
 
+    /// Splits clusters while the device is idle, as [`Sequence::split_clusters`]. They are those of this reader.
+    ///
+    /// # Errors
+    /// As [`Sequence::split_clusters`].
+    pub fn split_clusters(&mut self, selector: SelectorId, limit: usize) -> Result<usize> {
+        self.inner.split_clusters(selector, limit)
+    }
+
     /// Returns the bytes of a selector's summaries, as [`Sequence::selector_bytes`].
     ///
     /// # Errors

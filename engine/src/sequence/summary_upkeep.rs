@@ -126,7 +126,7 @@ impl Sequence {
     }
 
     /// Has one summary of a layer take in new groups. Returns whether it keeps clusters.
-    fn advance_slot(&mut self, layer: usize, slot: usize) -> Result<bool> {
+    pub(super) fn advance_slot(&mut self, layer: usize, slot: usize) -> Result<bool> {
         for round in 0..ROUNDS_MAX {
             let Some(own) = self.layer_mut(layer)?.summaries_mut().attached_mut(slot) else { return Ok(false) };
             let summary = own.get_mut();

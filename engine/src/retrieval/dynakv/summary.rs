@@ -7,12 +7,14 @@
 //!    its members. Each list goes on until a split needs keys of earlier groups, which are asked for together.
 //! 4. When every list has these tokens, their keys are dropped.
 //! 5. The newest tokens keep waiting ([`RecentTokens`]). Each is chosen by itself.
+//! 6. Between appends, the cluster with the fullest buffer of all lists may be split
+//!    ([`LayerSummary::request_split`]).
 //!
 //! Invariants:
 //! - A list is the clusters of one KV head, or of all heads together.
 //! - Each token is in one cluster of each list, in one buffer, or waits.
-//! - The clusters depend on the tokens, on the moment of attaching and on the selections, not on how the tokens were
-//!   cut into appends. A sealed group is one step of the paper: the clusters of the newest selection before it are the
+//! - The clusters depend on the tokens, on the moment of attaching, on the selections and on requested splits. They do
+//!   not depend on how the tokens were cut into appends. A sealed group is one step of the paper: the clusters of the newest selection before it are the
 //!   retrieved ones.
 
 use super::pending_split::PendingSplit;
@@ -216,6 +218,11 @@ impl AdaptiveLayer {
         }
     }
 
+    /// Returns whether a split of any list is due.
+    fn is_split_due(&self) -> bool {
+        self.lists.iter().any(|list| list.clusters.is_split_due())
+    }
+
     /// Returns the bytes of the splits that wait.
     fn pending_bytes(&self) -> usize {
         self.lists.iter().filter_map(|list| list.pending.as_ref()).map(PendingSplit::bytes).sum()
@@ -293,14 +300,15 @@ impl LayerSummary for AdaptiveLayer {
         let held = self.waiting.tokens().end - self.waiting.ready().end;
         let new = if self.lists.is_empty() { waiting } else { waiting - held.min(waiting) };
         let held = self.waiting.bytes_for(groups) + self.pending_bytes();
-        if new == 0 {
+        if new == 0 && !self.is_split_due() {
             return held + self.space.scratch_bytes() + self.list_bytes(0, 0);
         }
         if self.lists.is_empty() {
             return held + cluster_keys_bytes(entries, &self.space) + self.first_bytes(entries);
         }
-        // Each new or buffered token may have one cluster split, into at most one cluster per member.
-        let splits = new.saturating_add(AdaptOptions::default().buffer_limit);
+        // Each new or buffered token may have one cluster split, into at most one cluster per member. Without new tokens
+        // it is the one that was requested.
+        let splits = if new == 0 { 1 } else { new.saturating_add(AdaptOptions::default().buffer_limit) };
         let opened = splits.saturating_mul(self.largest_split()).min(entries);
         // Each list may wait for the keys of a split.
         let split = PendingSplit::bytes_for(self.largest_split().min(entries), self.space.dim());
@@ -326,10 +334,11 @@ impl LayerSummary for AdaptiveLayer {
             self.waiting.built();
         }
         let ready = self.waiting.ready();
-        if self.lists.is_empty() || ready.is_empty() {
+        if self.lists.is_empty() || (ready.is_empty() && !self.is_split_due()) {
             return Ok(Vec::new());
         }
-        if self.step.is_none() {
+        // A requested split is no step: the clusters of the newest selection are those of the next group.
+        if self.step.is_none() && !ready.is_empty() {
             self.step = Some(std::mem::take(&mut *lock(&self.retrieved)));
         }
         let mut wanted = Vec::new();
@@ -348,6 +357,24 @@ impl LayerSummary for AdaptiveLayer {
         self.waiting.forget_before(ready.end);
         self.step = None;
         Ok(Vec::new())
+    }
+
+    fn buffer_sizes(&self) -> Vec<usize> {
+        self.lists.iter().flat_map(|list| list.clusters.buffer_sizes()).collect()
+    }
+
+    fn request_split(&mut self) -> bool {
+        let largest = |list: &AdaptiveList| list.clusters.buffer_sizes().max().unwrap_or(0);
+        // Of equal buffers, the one of the first list counts.
+        let fullest = self.lists.iter_mut().rev().max_by_key(|list| largest(list));
+        fullest.is_some_and(|list| list.clusters.request_split().is_some())
+    }
+
+    fn withdraw_split(&mut self) {
+        for list in &mut self.lists {
+            list.clusters.withdraw_split();
+            list.forget_keys();
+        }
     }
 
     fn cluster_lists(&self) -> Vec<ClusterLists> {
@@ -444,6 +471,67 @@ mod tests {
             let clusters = 0..list.clusters.len() as u32;
             let members = clusters.flat_map(|cluster| list.clusters.members(cluster).unwrap()).copied();
             let mut entries: Vec<u32> = members.chain(list.clusters.buffered_entries()).collect();
+            entries.sort_unstable();
+            assert!(entries.into_iter().eq(0..layer.waiting.tokens().start as u32));
+        }
+    }
+
+    /// Returns the key plane of a group: keys near one of five centres, some of them far from it.
+    fn plane(group: u64) -> Vec<u8> {
+        let key = |at: u64| (group % 5) as f32 * 10.0 + ((group * 16 + at) * 7 % 13) as f32 * (group / 50) as f32;
+        (0..16).flat_map(|at| [key(at), -key(at)]).flat_map(f32::to_le_bytes).collect()
+    }
+
+    /// Supplies the groups that are asked for, until there are none.
+    fn supply(layer: &mut AdaptiveLayer, mut wanted: Vec<u64>) {
+        while !wanted.is_empty() {
+            wanted.iter().for_each(|at| layer.supply(&KeyGroup::new(SHAPE, &plane(*at), *at).unwrap()));
+            wanted = layer.advance().unwrap();
+        }
+    }
+
+    #[test]
+    fn requested_splits_empty_the_buffers_and_a_withdrawn_one_changes_nothing() {
+        let (chosen_by, sharing) = (ChosenBy::Representative, HeadSharing::PerHead);
+        let options = ClusterOptions { mean_size: 4, chosen_by, sharing, whole_window: false, single: false };
+        let mut layer = AdaptiveLayer::new(SHAPE, KeySpace::new(SHAPE, options, None));
+        for groups in [0..50, 50..70] {
+            groups.for_each(|at| layer.push(&KeyGroup::new(SHAPE, &plane(at), at).unwrap()));
+            layer.attached();
+            let wanted = layer.advance().unwrap();
+            supply(&mut layer, wanted);
+        }
+        layer.retrieve(vec![vec![0], vec![1]]);
+        let state = |layer: &AdaptiveLayer| {
+            let mut out = StateWriter::new();
+            assert!(layer.put_state(&mut out));
+            out.into_bytes()
+        };
+        let (before, sizes) = (state(&layer), layer.buffer_sizes());
+        assert!(sizes.len() > 2, "{sizes:?}");
+        // Nothing is due, so nothing is read.
+        assert_eq!(layer.advance().unwrap(), []);
+        assert!(layer.request_split());
+        assert!(!layer.advance().unwrap().is_empty() && layer.lists.iter().any(|list| list.pending.is_some()));
+        layer.withdraw_split();
+        assert_eq!((state(&layer), layer.buffer_sizes()), (before, sizes.clone()));
+        for done in 0..sizes.len() {
+            assert_eq!(layer.buffer_sizes().len(), sizes.len() - done);
+            let largest = layer.buffer_sizes().into_iter().max().unwrap();
+            let waiting: usize = layer.buffer_sizes().iter().sum();
+            assert!(layer.request_split());
+            let most = layer.bytes_for(0);
+            let wanted = layer.advance().unwrap();
+            supply(&mut layer, wanted);
+            assert!(layer.bytes() <= most, "{} of {most}", layer.bytes());
+            assert_eq!(layer.buffer_sizes().iter().sum::<usize>(), waiting - largest);
+        }
+        assert!(!layer.request_split());
+        // The next group still begins with the clusters that the newest selection chose.
+        assert_eq!((layer.step.is_none(), lock(&layer.retrieved).clone()), (true, vec![vec![0], vec![1]]));
+        for list in &layer.lists {
+            let members = (0..list.clusters.len()).flat_map(|cluster| list.clusters.members_of(cluster));
+            let mut entries: Vec<u32> = members.copied().collect();
             entries.sort_unstable();
             assert!(entries.into_iter().eq(0..layer.waiting.tokens().start as u32));
         }

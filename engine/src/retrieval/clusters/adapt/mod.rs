@@ -7,7 +7,8 @@
 //! 3. Otherwise the cluster is split at once if it is in memory. If not, the cluster is flagged and the entry waits in
 //!    its buffer. A flagged cluster buffers every further entry.
 //! 4. A flagged cluster that is retrieved is split together with its buffer.
-//! 5. If the buffers hold `buffer_limit` entries, the cluster with the most of them is loaded and split.
+//! 5. If the buffers hold `buffer_limit` entries, the cluster with the most of them is loaded and split. The caller may
+//!    request this split earlier ([`AdaptiveClusters::request_split`]).
 //! 6. A split is 2-means. Halves are split further while they are over a limit and have at least `min_split` entries.
 //!    The larger half keeps the number of the cluster.
 //!
@@ -18,6 +19,7 @@
 //! - Centroid and variance describe the members, without the buffer.
 //! - A split that is due comes before the next entry. The result depends on the order of entries and steps alone.
 
+mod split_requests;
 mod state;
 
 use super::centroids::{CentroidPrecision, Centroids};
@@ -284,27 +286,6 @@ impl AdaptiveClusters {
         Ok(Adaptation::Buffered(cluster as u32))
     }
 
-    /// Returns the next cluster to split, or none. Ask until there is none, after each entry or at the end of a step.
-    ///
-    /// The order is: the split that is due, retrieved clusters that are flagged, then the cluster with the most
-    /// buffered entries while the buffers are full.
-    pub fn next_split(&mut self) -> Option<SplitRequest> {
-        if self.due.is_none() {
-            while let Some(cluster) = self.retrieved.pop() {
-                if self.buffers.contains_key(&cluster) {
-                    self.due = Some(cluster);
-                    break;
-                }
-            }
-        }
-        let buffered = self.buffered();
-        if self.due.is_none() && buffered > 0 && buffered >= self.options.buffer_limit {
-            let fullest = self.buffers.iter().max_by_key(|(cluster, own)| (own.len(), std::cmp::Reverse(**cluster)));
-            self.due = fullest.map(|(cluster, _)| *cluster);
-        }
-        self.due.map(|cluster| SplitRequest { cluster, must_load: !self.in_memory[cluster as usize] })
-    }
-
     /// Returns the entries of a cluster that a split divides: the members, then its buffer.
     ///
     /// # Errors
@@ -413,7 +394,7 @@ impl AdaptiveClusters {
     /// Returns the number of entries in all buffers.
     #[must_use]
     pub fn buffered(&self) -> usize {
-        self.buffers.values().map(Vec::len).sum()
+        self.buffer_sizes().sum()
     }
 
     /// Returns size and variance of each cluster.

@@ -72,6 +72,35 @@ fn full_buffers_load_the_cluster_with_the_most_entries() {
 }
 
 #[test]
+fn requested_splits_take_the_fullest_buffer_and_then_the_older_cluster() {
+    let keys = [0.0, 1.0, 10.0, 11.0, 20.0, 21.0];
+    let options = AdaptOptions { threshold: 0.5, ..AdaptOptions::default() };
+    let mut clusters = AdaptiveClusters::new(&keys, 1, &lists(&[&[0, 1], &[2, 3], &[4, 5]]), options).unwrap();
+    let new = [3.0, 18.0, 8.0, 8.5];
+    for (entry, key) in (6..).zip(new) {
+        assert!(matches!(clusters.append(entry, &[key]).unwrap(), Adaptation::Buffered(_)));
+    }
+    assert_eq!((clusters.next_split(), clusters.is_split_due()), (None, false));
+    assert_eq!(clusters.buffer_sizes().collect::<Vec<_>>(), [1, 2, 1]);
+    let mut order = Vec::new();
+    while let Some(cluster) = clusters.request_split() {
+        let request = SplitRequest { cluster, must_load: true };
+        assert_eq!((clusters.next_split(), clusters.request_split()), (Some(request), Some(cluster)));
+        clusters.withdraw_split();
+        assert_eq!((clusters.next_split(), clusters.buffer(cluster).unwrap().is_empty()), (None, false));
+        assert_eq!(clusters.request_split(), Some(cluster), "a withdrawn request leaves the cluster flagged");
+        let due = clusters.entries_to_split(cluster).unwrap();
+        let rows: Vec<f32> = due.iter().map(|at| keys.iter().chain(&new).copied().nth(*at as usize).unwrap()).collect();
+        clusters.split(cluster, &rows).unwrap();
+        order.push(cluster);
+    }
+    assert_eq!((order, clusters.buffered()), (vec![1, 0, 2], 0));
+    let mut seen: Vec<u32> = members(&clusters).concat();
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq(0..10));
+}
+
+#[test]
 fn equal_keys_are_split_by_size() {
     let options = AdaptOptions { threshold: 1.0, max_size: 8, buffer_limit: 0, ..AdaptOptions::default() };
     let mut clusters = AdaptiveClusters::new(&[5.0], 1, &lists(&[&[0]]), options).unwrap();
@@ -257,6 +286,22 @@ proptest! {
             prop_assert_eq!(again.centroids(), clusters.centroids());
             prop_assert_eq!(members(&again), members(&clusters));
         }
+        // Requested splits empty the buffers, one after the other, and lose no entry.
+        let (mut split, flagged) = (clusters.clone(), clusters.buffer_sizes().count());
+        split.forget_expected();
+        let most = split.bytes_once(split.len() + flagged * (max_size + buffer_limit), 0);
+        let mut sizes = Vec::new();
+        while let Some(cluster) = split.request_split() {
+            sizes.push(split.buffer(cluster).unwrap().len());
+            let due = split.entries_to_split(cluster).unwrap();
+            let rows: Vec<f32> = due.iter().flat_map(|at| &keys[*at as usize * 2..][..2]).copied().collect();
+            split.split(cluster, &rows).unwrap();
+            prop_assert!(split.bytes() <= most);
+        }
+        prop_assert!(split.buffered() == 0 && sizes.len() == flagged && sizes.is_sorted_by(|a, b| a >= b), "{sizes:?}");
+        let mut seen = members(&split).concat();
+        seen.sort_unstable();
+        prop_assert!(seen.into_iter().eq(0..(keys.len() / 2) as u32));
         // Bytes round by at most one step each time that a centroid moves. A step is a 127th of the largest element.
         let bytes = AdaptOptions { precision: CentroidPrecision::Byte, ..options };
         let [one, four] = [1, 4].map(|per_step| grow(keys, 2, &retrieved, (per_step, per_step > 1), bytes));
