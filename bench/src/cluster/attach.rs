@@ -93,7 +93,7 @@ impl AttachRun<'_> {
         let DecodeWorkload { kv_heads, dim, layers, tokens, name, .. } = run.workload;
         let adapter = run.adapter()?;
         let store = run.open()?;
-        run.create(&store, KEY, adapter.as_ref())?;
+        run.create(&store, KEY, adapter.as_ref(), *tokens)?;
         let mut sequence = store.open_sequence(KEY, OpenSequence::new())?;
         let started = Instant::now();
         let id = run.attach(&mut sequence, adapter.as_ref())?;
@@ -151,7 +151,11 @@ impl StoredRun<'_> {
     }
 
     pub(super) fn open(&self) -> Result<Store> {
-        let options = StoreOptions::default().memory_limit(ByteSize::mib(4096));
+        self.open_with(StoreOptions::default())
+    }
+
+    pub(super) fn open_with(&self, options: StoreOptions) -> Result<Store> {
+        let options = options.memory_limit(ByteSize::mib(4096));
         open_store_with(&self.args.common, None, &self.directory.join("store"), options)
     }
 
@@ -164,8 +168,8 @@ impl StoredRun<'_> {
         }
     }
 
-    /// Creates a sequence with all tokens, and commits it. Codes of members are stored with the groups.
-    pub(super) fn create(&self, store: &Store, key: &str, adapter: Option<&Arc<Adapter>>) -> Result<()> {
+    /// Creates a sequence with the first `tokens` tokens, and commits it. Codes of members are stored with the groups.
+    pub(super) fn create(&self, store: &Store, key: &str, adapter: Option<&Arc<Adapter>>, tokens: usize) -> Result<()> {
         let DecodeWorkload { kv_heads, dim, layers, .. } = self.workload;
         let builder = KvLayout::builder().layers(layers.len() as u16).kv_heads(*kv_heads as u16);
         let layout = builder.head_dim(*dim as u16).group_tokens(self.args.group).dtype(DType::F16).build()?;
@@ -174,8 +178,8 @@ impl StoredRun<'_> {
             let codes: MethodSpec = format!("tck:{bits}").parse()?;
             sequence.attach_stored(codes.selector(Some(Arc::clone(adapter)))?)?;
         }
-        for first in (0..self.workload.tokens).step_by(CHUNK) {
-            self.append(&mut sequence, first, CHUNK.min(self.workload.tokens - first))?;
+        for first in (0..tokens).step_by(CHUNK) {
+            self.append(&mut sequence, first, CHUNK.min(tokens - first))?;
         }
         Ok(sequence.commit(Durability::Sync)?)
     }

@@ -75,7 +75,7 @@ pub(super) fn run(args: &ClusterCostsArgs) -> Result<()> {
 /// Returns the milliseconds of each operation and round, without and with stored clusters.
 fn times(run: &StoredRun<'_>, rounds: u32) -> Result<[[Vec<f64>; 2]; 5]> {
     let (store, adapter) = (run.open()?, run.adapter()?);
-    KEYS.into_iter().try_for_each(|key| run.create(&store, key, adapter.as_ref()))?;
+    KEYS.into_iter().try_for_each(|key| run.create(&store, key, adapter.as_ref(), run.workload.tokens))?;
     let mut sequence = store.open_sequence(KEYS[1], OpenSequence::new())?;
     let id = run.attach(&mut sequence, adapter.as_ref())?;
     sequence.store_clusters(id)?;

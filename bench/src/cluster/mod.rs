@@ -9,6 +9,7 @@
 //! | `costs` | `costs` | operations on sequences whose stored clusters are not used |
 //! | `decode` | `decode` | requests, bytes and times of decode steps, from groups and from stored clusters |
 //! | `grow` | `grow` | clusters that are stored again while a sequence grows |
+//! | `idle` | `idle` | decode steps with splits of clusters between them |
 //! | `radius` | `radius` | medoid clusters whose radius another task chose |
 //! | `distance` | `distance` | the distance of new entries to the medoids of their clusters |
 //! | `layout` | `layout` | the length of reads by the order of clusters |
@@ -35,6 +36,7 @@ mod decode;
 mod distance;
 mod grow;
 mod growth;
+mod idle;
 mod layer_trace;
 mod layers;
 mod layout;
@@ -55,6 +57,7 @@ use costs::ClusterCostsArgs;
 use decode::ClusterDecodeArgs;
 use distance::ClusterDistanceArgs;
 use grow::ClusterGrowArgs;
+use idle::ClusterIdleArgs;
 use layout::ClusterLayoutArgs;
 use methods::ClusterMethodsArgs;
 use radius::ClusterRadiusArgs;
@@ -78,6 +81,8 @@ pub(crate) enum ClusterCommand {
     Decode(ClusterDecodeArgs),
     /// Measures clusters that are stored again and again while a sequence grows.
     Grow(ClusterGrowArgs),
+    /// Measures decode steps whose clusters are split in the idle time between them.
+    Idle(Box<ClusterIdleArgs>),
     /// Measures how far new entries are from the medoids of the clusters that they join.
     Distance(ClusterDistanceArgs),
     /// Measures how long the reads of retrieved clusters are, by the order of clusters.
@@ -105,6 +110,7 @@ pub(crate) fn run(command: &ClusterCommand) -> Result<()> {
         ClusterCommand::Decode(args) => decode::run(args),
         ClusterCommand::Distance(args) => distance::run(args),
         ClusterCommand::Grow(args) => grow::run(args),
+        ClusterCommand::Idle(args) => idle::run(args),
         ClusterCommand::Layout(args) => layout::run(args),
         ClusterCommand::Methods(args) => methods::run(args),
         ClusterCommand::Place(args) => stripes::run_place(args),

@@ -121,7 +121,7 @@ impl<'a> DecodeContest<'a> {
         let sequences = args.groups().into_iter().map(group).collect::<Result<_>>()?;
         let steps = 0..workload.layers[0].steps.len();
         let each = steps.flat_map(|step| workload.layers.iter().map(move |layer| (step, layer)));
-        let weights = each.map(|(step, layer)| workload.weights(layer, step)).collect();
+        let weights = each.map(|(step, layer)| workload.weights(layer, step, workload.tokens)).collect();
         Ok(Self { args, workload, trace, weights, sequences, store })
     }
 

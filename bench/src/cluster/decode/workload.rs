@@ -111,15 +111,16 @@ impl DecodeWorkload {
         Ok(calibrator.codes(name, 1, CodeOptions { bits, dimension_bits_max: 4, decode_only: false })?)
     }
 
-    /// Returns the attention weight of each token for each query head of a step, `[query_heads, tokens]`.
-    pub(super) fn weights(&self, layer: &DecodeLayer, step: usize) -> Vec<f32> {
+    /// Returns the attention weight of each of the first `tokens` tokens for each query head of a step,
+    /// `[query_heads, tokens]`.
+    pub(in crate::cluster) fn weights(&self, layer: &DecodeLayer, step: usize, tokens: usize) -> Vec<f32> {
         let (row, ratio) = (self.kv_heads * self.dim, self.query_heads / self.kv_heads);
         let scale = (self.dim as f32).sqrt().recip();
-        let mut weights = Vec::with_capacity(self.query_heads * self.tokens);
+        let mut weights = Vec::with_capacity(self.query_heads * tokens);
         for (head, query) in layer.steps[step].chunks_exact(self.dim).enumerate() {
             let start = head / ratio * self.dim;
             let dot = |key: &[f32]| key[start..start + self.dim].iter().zip(query).map(|(k, q)| k * q).sum::<f32>();
-            let scores: Vec<f32> = layer.keys.chunks_exact(row).map(|key| dot(key) * scale).collect();
+            let scores: Vec<f32> = layer.keys.chunks_exact(row).take(tokens).map(|key| dot(key) * scale).collect();
             let most = scores.iter().copied().fold(f32::MIN, f32::max);
             let sum: f64 = scores.iter().map(|score| f64::from(score - most).exp()).sum();
             weights.extend(scores.iter().map(|score| (f64::from(score - most).exp() / sum) as f32));
