@@ -5,7 +5,7 @@
 //! 3. In each step, select, read and attend in all layers: the *demand*. Then append the next token to all layers, and
 //!    split up to this number of clusters.
 //!
-//! All but the times depends on the arguments alone. So the figures of the first round are those of every round.
+//! Invariant: all rounds have the same figures but for times.
 
 use super::attach::StoredRun;
 use super::decode::{ClusterDecodeArgs, DecodeWorkload};
