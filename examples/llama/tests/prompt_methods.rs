@@ -77,7 +77,7 @@ fn low_rank_adapters_are_fitted_too_and_short_prompts_select_by_sign_bits() {
     for (policy, tokens, begins) in [
         ("kvswap:8", 1019, "kvswap-8 was fitted"),
         ("infinigen:8", 1019, "infinigen-8 was fitted"),
-        ("tck:64", 500, "sign bits, because tck-64 needs a prompt of 512 tokens"),
+        ("tck:64", 500, "sign bits, because tck-64 needs 512 tokens"),
     ] {
         let dir = tempfile::tempdir().unwrap();
         let backend = open(&options(policy, dir.path()), model.kv_geometry(KvDType::F16), [7; 32]).unwrap();
@@ -92,6 +92,51 @@ fn low_rank_adapters_are_fitted_too_and_short_prompts_select_by_sign_bits() {
         drop(cache);
         backend.close().unwrap();
     }
+}
+
+#[test]
+fn a_session_that_begins_with_a_short_prompt_gets_codes_once_it_has_enough_tokens() {
+    let (dir, model) = (tempfile::tempdir().unwrap(), Model::load(&fixture()).unwrap());
+    let prompt = prompt("MK");
+    let ids = &prompt.prompt[..prompt.query_start];
+    let begin = |cache: &mut stratakv_llama::kv::store::StoreKv| {
+        model.prefill(&ids[..200], &mut [&mut *cache], LogitPositions::Last, &|_| ()).unwrap();
+        cache.commit(&ids[..200], b"").unwrap();
+    };
+    let extend = |cache: &mut stratakv_llama::kv::store::StoreKv, tokens: std::ops::Range<usize>| {
+        model.extend(&ids[tokens.clone()], cache, &|_| ()).unwrap();
+        cache.commit(&ids[tokens], b"").unwrap();
+        cache.method_note().unwrap().to_owned()
+    };
+    let open = || open(&options("tck:64", dir.path()), model.kv_geometry(KvDType::F16), [7; 32]).unwrap();
+    let (backend, waits) = (open(), "sign bits, because tck-64 needs 512 tokens");
+    let mut cache = backend.session("s", &|_, _| panic!("no clusters")).unwrap();
+    begin(&mut cache);
+    assert!(cache.method_note().unwrap().starts_with(waits));
+    assert!(extend(&mut cache, 200..400).starts_with(waits));
+    Box::new(cache).finish(true).unwrap();
+    backend.close().unwrap();
+
+    // A sample lasts as long as its process.
+    let backend = open();
+    let mut cache = backend.session("s", &|_, _| panic!("no clusters")).unwrap();
+    assert!(extend(&mut cache, 400..500).starts_with(waits));
+    for &id in &ids[500..520] {
+        model.decode(id, &mut cache).unwrap();
+    }
+    cache.commit(&ids[500..520], b"").unwrap();
+    assert!(extend(&mut cache, 520..ids.len()).starts_with("tck-64 was fitted to 619 tokens"));
+    assert!(!cache.wants_queries() && !cache.own_drift().unwrap().is_empty(), "codes of keys are in use");
+    let answers = recall::answer(&model, &prompt, &mut cache).unwrap();
+    assert_eq!(prompt.item_accuracy(&answers.predicted), 1.0, "{:?}", answers.predicted);
+    Box::new(cache).finish(true).unwrap();
+    backend.close().unwrap();
+
+    let backend = open();
+    let cache = backend.session("s", &|_, _| panic!("no clusters")).unwrap();
+    assert!(!cache.wants_queries() && cache.method_note().is_none(), "the store has the adapter");
+    drop(cache);
+    backend.close().unwrap();
 }
 
 #[test]

@@ -112,8 +112,10 @@ pub struct StoreKv {
     recorded: Option<RecordedQueries>,
     /// The queries that the caller gave instead of the newest ones.
     profile: Option<RecordedQueries>,
-    /// The selector that the first commit attaches.
+    /// The selector that a commit attaches, once the tokens that it needs are there.
     deferred: Option<Deferred>,
+    /// The selector of sign bits that serves until an adapter is fitted.
+    stand_in: Option<SelectorId>,
     /// A fitted adapter, or the reason why there is none, for a report.
     note: Option<String>,
     selected: SelectedSums,
@@ -155,6 +157,7 @@ impl StoreKv {
             recorded: None,
             profile: None,
             deferred: None,
+            stand_in: None,
             note: None,
             selected: SelectedSums::default(),
             spill_dir: None,
@@ -298,9 +301,8 @@ impl StoreKv {
         if self.sequence.is_empty() { Ok(()) } else { self.attach_deferred() }
     }
 
-    /// Fits the method's adapter to the prompt that prefill will show, and selects by it from the first commit on. The
-    /// store then holds the adapter. If the prompt is too short, or if the sequence has tokens already, steps select
-    /// by sign bits.
+    /// Fits the method's adapter to the tokens that come from now on, and selects by it from the first commit on that
+    /// has seen enough of them. The store then holds the adapter. Until then steps select by sign bits.
     ///
     /// # Errors
     /// Fails if the selector of sign bits cannot be attached.
@@ -314,13 +316,13 @@ impl StoreKv {
         if self.sequence.is_empty() { Ok(()) } else { self.attach_deferred() }
     }
 
-    /// Stores the adapter that the prompt's sample fits. It happens before the first commit, so that a session that is
-    /// interrupted after it goes on with the same adapter.
+    /// Stores the adapter that the sample fits, if there are enough tokens. It happens before the commit, so that a
+    /// session that is interrupted after it goes on with the same adapter.
     fn store_calibrated(&mut self) -> Result<Option<Arc<dyn Selector>>> {
         let Some(Deferred::Calibrated(sample, ..)) = &self.deferred else { return Ok(None) };
         let (name, (seen, needed)) = (sample.spec().adapter_name().unwrap_or_default(), sample.tokens());
         if seen < needed {
-            self.note = Some(format!("sign bits, because {name} needs a prompt of {needed} tokens to fit an adapter"));
+            self.note = Some(format!("sign bits, because {name} needs {needed} tokens to fit an adapter"));
             return Ok(None);
         }
         let begin = Instant::now();
@@ -328,14 +330,18 @@ impl StoreKv {
         self.store.put_adapter(self.sequence.layout(), &adapter, 1).map_err(engine_error)?;
         let selector = sample.spec().selector(Some(Arc::new(adapter))).map_err(engine_error)?;
         let seconds = begin.elapsed().as_secs_f64();
-        self.note = Some(format!("{name} was fitted to {seen} tokens of the prompt in {seconds:.1} s"));
+        self.note = Some(format!("{name} was fitted to {seen} tokens in {seconds:.1} s"));
         Ok(Some(selector))
     }
 
-    /// Attaches the selector that waits for a commit. `calibrated` is the one of [`Self::store_calibrated`].
+    /// Attaches the selector that waits for a commit. `calibrated` is the one of [`Self::store_calibrated`]. It takes
+    /// the place of sign bits.
     fn attach_after_commit(&mut self, calibrated: Option<Arc<dyn Selector>>) -> Result<()> {
         match (calibrated, self.deferred.take()) {
             (Some(selector), Some(Deferred::Calibrated(_, aggregation, budget))) => {
+                if let Some(signs) = self.stand_in.take() {
+                    self.sequence.detach(signs).map_err(engine_error)?;
+                }
                 let selector = self.attach_stored(selector).map_err(engine_error)?;
                 self.policy = StorePolicy::Selected { selector, aggregation, budget };
                 Ok(())
@@ -347,21 +353,32 @@ impl StoreKv {
         }
     }
 
-    /// Attaches the selector that waits for tokens. Sign bits take the place of a method that has no adapter.
+    /// Attaches the selector that waits for tokens. Sign bits take the place of a method that has no adapter yet.
     fn attach_deferred(&mut self) -> Result<()> {
         let (selector, aggregation, budget) = match self.deferred.take() {
             None => return Ok(()),
             Some(Deferred::Entries(selector, aggregation, budget)) => {
                 (self.attach_entries(selector).map_err(engine_error)?, aggregation, budget)
             }
-            Some(Deferred::Calibrated(_, aggregation, budget)) => {
+            Some(Deferred::Calibrated(sample, aggregation, budget)) => {
+                self.deferred = Some(Deferred::Calibrated(sample, aggregation, budget));
+                if self.stand_in.is_some() {
+                    return Ok(());
+                }
                 let signs: MethodSpec = FALLBACK.parse().map_err(engine_error)?;
                 let selector = signs.selector(None).map_err(engine_error)?;
-                (self.attach_stored(selector).map_err(engine_error)?, aggregation, budget)
+                let selector = self.attach_stored(selector).map_err(engine_error)?;
+                self.stand_in = Some(selector);
+                (selector, aggregation, budget)
             }
         };
         self.policy = StorePolicy::Selected { selector, aggregation, budget };
         Ok(())
+    }
+
+    /// Returns whether an adapter will be fitted to the tokens that come.
+    fn is_sampled(&self) -> bool {
+        matches!(self.deferred, Some(Deferred::Calibrated(..)))
     }
 
     /// Returns what happened to the method: an adapter that was fitted, or why there is none.
@@ -560,7 +577,7 @@ impl KvCache for StoreKv {
     }
 
     fn wants_queries(&self) -> bool {
-        self.recorded.is_some() || matches!(self.deferred, Some(Deferred::Calibrated(..)))
+        self.recorded.is_some() || self.is_sampled()
     }
 
     fn observe(&mut self, layer: usize, queries: &[f32]) {
@@ -598,7 +615,7 @@ impl KvCache for StoreKv {
 
     fn attend(&mut self, layer: usize, queries: &[f32], out: &mut [f32]) -> Result<()> {
         self.geometry.check_attend(layer, queries, out)?;
-        if !matches!(self.policy, StorePolicy::Selected { .. }) {
+        if self.is_sampled() || !matches!(self.policy, StorePolicy::Selected { .. }) {
             self.observe(layer, queries);
         }
         if self.predicts() && self.prepared.as_ref().is_none_or(|(prepared, _)| *prepared != layer) {
