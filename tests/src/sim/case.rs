@@ -284,7 +284,7 @@ impl Case {
         // A generator of its own, so that seeds keep the histories that they had without methods of entries.
         let mut rng = Rng::new(self.seed.wrapping_mul(0x8cb9_2ba7_2f3d_8dd7) ^ 0xe47);
         let is_roomy = self.capacity.is_none() && self.regime != Regime::Tight;
-        if is_roomy && rng.one_in(64) {
+        if is_roomy && rng.one_in(40) {
             self.entries = Some(pick(&mut rng, &CLUSTERING).into());
             let tokens = PROMPT_TOKENS + rng.below(40) as usize;
             if let Some(round) = self.rounds.first_mut() {
@@ -300,7 +300,8 @@ impl Case {
 }
 
 /// Methods that build clusters from [`PROMPT_TOKENS`] tokens on.
-const CLUSTERING: [&str; 6] = ["dynakv:8", "dynakv:4:joint", "balanced:8", "kmeans:8", "clusterkv:8", "pqcache:8"];
+const CLUSTERING: [&str; 8] =
+    ["dynakv:8", "dynakv:8", "dynakv:4:joint", "balanced:8", "balanced:8", "kmeans:8", "clusterkv:8", "pqcache:8"];
 /// Methods that choose among any number of tokens.
 const CHOOSING: [&str; 4] = ["tokens", "swarm:2", "swarm:4", "infllm:3"];
 /// Methods whose clusters are stored.
