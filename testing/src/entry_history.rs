@@ -5,8 +5,8 @@
 //! - a method that has clusters and no window of its own stays within its budget;
 //! - the output is that of the plain model over exactly these entries, so no cut token is ever attended.
 //!
-//! While devices fail, a step appends, cuts, attaches, profiles, splits clusters or selects. [`DeviceState`] says what may then fail. An
-//! operation that fails changes nothing.
+//! While devices fail, a step appends, cuts, attaches, profiles, splits clusters or selects. [`DeviceState`] says what
+//! may then fail. An operation that fails changes nothing.
 
 use crate::entries::EntryShape;
 use fastrand::Rng;

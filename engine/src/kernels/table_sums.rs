@@ -264,7 +264,8 @@ mod tests {
     proptest! {
         #[test]
         fn quantised_tables_are_as_exact_as_documented(
-            bits in prop::collection::vec(1_u32..9, 1..14), lanes in prop::sample::select(vec![8_usize, 16, 32, 48, 64]),
+            bits in prop::collection::vec(1_u32..9, 1..14),
+            lanes in prop::sample::select(vec![8_usize, 16, 32, 48, 64]),
             size in -12_i32..12, tokens in 0_usize..20, seed in any::<u64>(),
         ) {
             let mut rng = fastrand::Rng::with_seed(seed);
@@ -278,9 +279,8 @@ mod tests {
             };
             let levels: Vec<Vec<f32>> = bits.iter().map(&mut rising).collect();
             let packing = packed(&bits);
-            let chosen: Vec<Vec<usize>> = (0..tokens)
-                .map(|_| levels.iter().map(|of| ((random() + 1.0) / 2.0 * of.len() as f32) as usize % of.len()).collect())
-                .collect();
+            let mut one_of = |levels: &Vec<f32>| ((random() + 1.0) / 2.0 * levels.len() as f32) as usize % levels.len();
+            let chosen: Vec<Vec<usize>> = (0..tokens).map(|_| levels.iter().map(&mut one_of).collect()).collect();
             let mut codes = Vec::new();
             for (token, byte) in chosen.iter().flat_map(|token| packing.iter().map(move |byte| (token, byte))) {
                 let add = |(code, shift): (usize, u32), dim: &u32| {
@@ -294,9 +294,9 @@ mod tests {
             quantised.look_up(&codes, &mut found);
             for lane in 0..lanes {
                 let weight = |dim: usize| weights[dim * lanes + lane];
-                let ends = |dim: usize| (levels[dim][0] * weight(dim), levels[dim][levels[dim].len() - 1] * weight(dim));
-                let middle: f32 = (0..bits.len()).map(|dim| (ends(dim).0 + ends(dim).1) / 2.0).sum();
-                let half: f32 = (0..bits.len()).map(|dim| (ends(dim).1 - ends(dim).0).abs() / 2.0).sum();
+                let ranges = || (0..bits.len()).map(|dim| range(&levels[dim], weight(dim)));
+                let middle: f32 = ranges().map(|(_, _, middle)| middle).sum();
+                let half: f32 = ranges().map(|(low, high, _)| (high - low).abs() / 2.0).sum();
                 for (token, chosen) in chosen.iter().enumerate() {
                     let expected: f32 = chosen.iter().enumerate().map(|(dim, at)| levels[dim][*at] * weight(dim)).sum();
                     let (found, expected) = (found[token * lanes + lane], expected - middle);

@@ -150,7 +150,7 @@ impl Default for StoreOptions {
             create: true,
             read_only: false,
             capacity: None,
-            memory_limit: ByteSize::mib(512),
+            memory_limit: Self::DEFAULT_MEMORY_LIMIT,
             segment_bytes: None,
             frame_bytes: ByteSize::mib(4),
             checksum: ChecksumChoice::default(),
@@ -173,6 +173,9 @@ impl Default for StoreOptions {
 }
 
 impl StoreOptions {
+    /// The memory limit without [`Self::memory_limit`]: 512 MiB.
+    pub const DEFAULT_MEMORY_LIMIT: ByteSize = ByteSize::mib(512);
+
     /// Adds a device directory, one per disk. The order of directories does not matter for an existing store.
     #[must_use]
     pub fn device(mut self, directory: impl Into<PathBuf>) -> Self {
@@ -222,7 +225,7 @@ impl StoreOptions {
         self
     }
 
-    /// Limits the memory of buffers, tails, summaries, indexes and caches. Default 512 MiB.
+    /// Limits the memory of buffers, tails, summaries, indexes and caches. Default [`Self::DEFAULT_MEMORY_LIMIT`].
     #[must_use]
     pub fn memory_limit(mut self, limit: ByteSize) -> Self {
         self.memory_limit = limit;

@@ -14,8 +14,8 @@
 //! - A list is the clusters of one KV head, or of all heads together.
 //! - Each token is in one cluster of each list, in one buffer, or waits.
 //! - The clusters depend on the tokens, on the moment of attaching, on the selections and on requested splits. They do
-//!   not depend on how the tokens were cut into appends. A sealed group is one step of the paper: the clusters of the newest selection before it are the
-//!   retrieved ones.
+//!   not depend on how the tokens were cut into appends. A sealed group is one step of the paper: the clusters of the
+//!   newest selection before it are the retrieved ones.
 
 use super::pending_split::PendingSplit;
 use crate::error::Result;
@@ -306,8 +306,8 @@ impl LayerSummary for AdaptiveLayer {
         if self.lists.is_empty() {
             return held + cluster_keys_bytes(entries, &self.space) + self.first_bytes(entries);
         }
-        // Each new or buffered token may have one cluster split, into at most one cluster per member. Without new tokens
-        // it is the one that was requested.
+        // Each new or buffered token may have one cluster split, into at most one cluster per member. Without new
+        // tokens it is the one that was requested.
         let splits = if new == 0 { 1 } else { new.saturating_add(AdaptOptions::default().buffer_limit) };
         let opened = splits.saturating_mul(self.largest_split()).min(entries);
         // Each list may wait for the keys of a split.

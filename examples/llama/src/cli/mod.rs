@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use stratakv::layout::PlaneCodec;
 use stratakv::options::CachePolicy;
-use stratakv::{Durability, SummaryResidency};
+use stratakv::{Durability, StoreOptions, SummaryResidency};
 
 use crate::budget::Budget;
 use crate::kv::KvDType;
@@ -138,9 +138,10 @@ pub struct CacheArgs {
     /// Number of first layers that attend to everything
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub dense_layers: u32,
-    /// MiB of memory that cache blocks, as part of the memory limit
-    #[arg(long, value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1 << 20))]
-    pub cache_mib: u32,
+    /// MiB of memory that cache blocks, as part of the memory limit [default: a quarter of the limit for text, 0 for
+    /// recall prompts]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(..=1 << 20))]
+    pub cache_mib: Option<u32>,
     /// Policy of the cache. `cost` evicts blocks last that every step asks for (LeoAM's table of frequencies)
     #[arg(long, value_name = "POLICY", default_value_t = CachePolicy::COST_EFFECTIVE)]
     pub cache_policy: CachePolicy,
@@ -224,7 +225,7 @@ impl CacheArgs {
             calibrate: key_dimensions.is_some(),
             adapters: self.storage.adapters.clone(),
             dense_layers: self.dense_layers as usize,
-            cache_mib: u64::from(self.cache_mib),
+            cache_mib: self.cache_mib.map_or_else(|| self.default_cache(key_dimensions), u64::from),
             cache_policy: self.cache_policy,
             summaries: self.summaries.residency(policy),
             budget: self.budget.unwrap_or(if key_dimensions.is_some() { Budget::TEXT } else { Budget::RECALL }),
@@ -237,6 +238,14 @@ impl CacheArgs {
             profile_queries: PROFILE_QUERIES,
             read_only: false,
         })
+    }
+
+    /// Returns the MiB that cache blocks unless the command line says it: a quarter of the memory limit for text. A
+    /// step selects most of what the last one did. Recall prompts are asked once, and their reports count reads.
+    fn default_cache(&self, key_dimensions: Option<usize>) -> u64 {
+        let limit = self.storage.memory_limit.unwrap_or(StoreOptions::DEFAULT_MEMORY_LIMIT.bytes());
+        // Whole multiples of 2 MiB hold blocks.
+        if key_dimensions.is_some() { (limit / 4) >> 21 << 1 } else { 0 }
     }
 }
 
@@ -558,6 +567,17 @@ mod tests {
         };
         assert_eq!(budget("kvrun generate --model m --prompt x --max-tokens 9"), "1/13:512t");
         assert_eq!(budget("kvrun generate --model m --prompt x --max-tokens 9 --budget 1/34"), "1/34");
+        let cache = |options: &str| {
+            let line = format!("kvrun generate --model m --prompt x --max-tokens 9{options}");
+            let Command::Generate(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!() };
+            args.backend_options(192).unwrap().cache_mib
+        };
+        for (options, mib) in
+            [("", 128), (" --memory-limit 64MiB", 16), (" --memory-limit 7MiB", 0), (" --cache-mib 3", 3)]
+        {
+            assert_eq!(cache(options), mib, "{options:?}");
+        }
+        assert_eq!(options.cache_mib, 0, "recall counts reads");
         let groups = |options: &str, key_dimensions| {
             let line = format!("kvrun generate --model m --prompt x --max-tokens 9{options}");
             let Command::Generate(args) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!() };
