@@ -41,9 +41,9 @@ pub enum ChosenUnit {
     Blocks,
     /// Single tokens of each KV head.
     Tokens,
-    /// Clusters of tokens. The name takes `members` (score a cluster by the codes of its members) with the bits of
-    /// these codes behind it, `heads` (clusters of each KV head), `joint` (clusters of all KV heads), and `window` and
-    /// `single` if the method has them.
+    /// Clusters of tokens. The name takes `members`, which scores a cluster by the codes of its members, and behind it
+    /// the bits of these codes. It takes `heads` (clusters of each KV head) or `joint` (clusters of all KV heads). It
+    /// takes `window` and `single` if the method has them.
     Clusters {
         /// Whose keys a cluster of the paper's method holds.
         paper: HeadSharing,

@@ -186,7 +186,7 @@ impl SequenceReader {
         self.inner.profile(selector, layer, queries, scale)
     }
 
-    /// Splits clusters while the device is idle, as [`Sequence::split_clusters`]. They are those of this reader.
+    /// Splits clusters while the device is idle, as [`Sequence::split_clusters`]. The reader has clusters of its own.
     ///
     /// # Errors
     /// As [`Sequence::split_clusters`].

@@ -337,7 +337,7 @@ impl LayerSummary for AdaptiveLayer {
         if self.lists.is_empty() || (ready.is_empty() && !self.is_split_due()) {
             return Ok(Vec::new());
         }
-        // A requested split is no step: the clusters of the newest selection are those of the next group.
+        // A requested split is no step. The clusters of the newest selection wait for the next group.
         if self.step.is_none() && !ready.is_empty() {
             self.step = Some(std::mem::take(&mut *lock(&self.retrieved)));
         }
