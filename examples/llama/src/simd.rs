@@ -197,3 +197,13 @@ impl WithSimd for SiluMul<'_> {
         }
     }
 }
+
+#[cfg(all(test, target_arch = "x86_64"))]
+mod tests {
+    /// Without a feature of `pulp`, loops would be compiled for the baseline, and each `mul_add` would be a call.
+    #[test]
+    fn processors_with_avx2_or_avx512_use_it() {
+        let (arch, wide) = (pulp::Arch::new(), pulp::x86::V3::try_new().is_some());
+        assert_eq!(matches!(arch, pulp::Arch::Scalar), !wide, "{arch:?}");
+    }
+}
