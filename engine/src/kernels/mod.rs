@@ -11,6 +11,7 @@
 //! | `merge_sums` | the merge of two streaming softmaxes |
 //! | `row_softmax` | the softmax of one query head over all entries |
 //! | `common_bits` | common bits of bit sets |
+//! | `level_codes` | codes of keys: nearest levels, packed into bytes |
 //! | `nearest` | squared distances |
 //! | `nearest_bytes` | the nearest of many rows of signed bytes |
 //! | `point_products` | products of rows with points side by side, and the nearest row |
@@ -47,6 +48,7 @@ mod hadamard;
 mod isa;
 mod kernel;
 mod lane_softmax;
+mod level_codes;
 mod matmul;
 mod maxima;
 mod merge_sums;
@@ -86,6 +88,7 @@ pub(crate) use extremes::{extremes, merge_extremes};
 pub(crate) use hadamard::rotate_randomly;
 pub use kernel::{Kernel, kernel_name};
 pub(crate) use lane_softmax::{exponentiate, lane_weights, powers};
+pub(crate) use level_codes::pack_levels;
 pub(crate) use matmul::{add_weighted_rows, multiply_add, multiply_add_upper, multiply_by_lanes};
 pub(crate) use maxima::{all_below, best_by_head, best_query_heads, best_scores, best_units, packed_sums};
 pub(crate) use merge_sums::merge_sums;

@@ -17,7 +17,7 @@
 
 use crate::error::{Error, ErrorKind, Result};
 use crate::retrieval::adapter::{Adapter, LayerAdapter, LowRankAdapter};
-use crate::retrieval::transform_coded::codebook::Codebook;
+use crate::retrieval::transform_coded::codebook::{Codebook, transform};
 use nalgebra::{DMatrix, DVector, SymmetricEigen};
 
 /// The most keys of a layer in the sample.
@@ -236,22 +236,18 @@ impl Moments {
         };
         let (forward, query) = (pick(&forward), pick(&query));
         let mean: Vec<f32> = mean.iter().map(|x| *x as f32).collect();
-        let mut columns = vec![Vec::with_capacity(self.sample.len() / width); dims.len()];
-        for key in self.sample.chunks_exact(width) {
-            for (column, values) in columns.iter_mut().enumerate() {
-                let terms = key.iter().zip(&mean).enumerate();
-                values.push(terms.map(|(i, (k, m))| (k - m) * forward[i * dims.len() + column]).sum::<f32>());
-            }
+        let transformed = transform(&self.sample, &mean, &forward);
+        let mut columns = vec![vec![0.0; transformed.len() / dims.len()]; dims.len()];
+        for (at, key) in transformed.chunks_exact(dims.len()).enumerate() {
+            columns.iter_mut().zip(key).for_each(|(column, x)| column[at] = *x);
         }
         let levels: Vec<Vec<f32>> =
             columns.iter_mut().zip(&dims).map(|(values, (_, bits))| lloyd_max(values, 1 << bits)).collect();
         let fitted =
             Codebook::new(mean.clone(), forward.clone(), query.clone(), numbered.clone(), levels.clone(), 0.0)?;
-        let (mut code, mut work, mut error) = (vec![0; fitted.code_bytes()], Vec::new(), 0.0);
-        for key in self.sample.chunks_exact(width) {
-            error += f64::from(fitted.encode(key, &mut work, &mut code));
-        }
-        let distortion = error / (self.sample.len() / width).max(1) as f64;
+        let tokens = self.sample.len() / width;
+        let error = fitted.encode(&self.sample, &mut vec![0; tokens * fitted.code_bytes()]);
+        let distortion = error / tokens.max(1) as f64;
         Codebook::new(mean, forward, query, numbered, levels, distortion as f32)
     }
 }

@@ -3,7 +3,7 @@
 //! Calibration fits the transform to queries and keys. A code is scored by look-ups in tables of 256 entries per byte.
 
 use crate::error::{Error, ErrorKind, Result};
-use crate::kernels::{HalfPrecisionTables, QuantisedTables};
+use crate::kernels::{HalfPrecisionTables, QuantisedTables, multiply_add, pack_levels};
 use crate::retrieval::encoding::{Reader, check_matrix, put, put_all};
 
 /// The most bits of one dimension.
@@ -144,28 +144,17 @@ impl Codebook {
         &self.levels
     }
 
-    /// Writes the code of a key. Returns its squared error in the transformed space.
-    pub(crate) fn encode(&self, key: &[f32], work: &mut Vec<f32>, code: &mut [u8]) -> f32 {
-        let dims = self.dims();
-        work.clear();
-        work.resize(dims, 0.0);
-        for ((k, mean), row) in key.iter().zip(&self.mean).zip(self.forward.chunks_exact(dims)) {
-            let k = k - mean;
-            work.iter_mut().zip(row).for_each(|(y, w)| *y += k * w);
-        }
-        let mut error = 0.0;
-        for (out, byte) in code.iter_mut().zip(&self.packing) {
-            let (mut bits, mut value) = (0, 0_u32);
-            for &dim in byte {
-                let (levels, y) = (&self.levels[dim as usize], work[dim as usize]);
-                let index = nearest(levels, y);
-                error += (y - levels[index]) * (y - levels[index]);
-                value |= (index as u32) << bits;
-                bits += levels.len().ilog2();
-            }
-            *out = value as u8;
-        }
-        error
+    /// Returns keys `[tokens, width]` in the transformed space, `[tokens, dims]`.
+    pub(crate) fn transform(&self, keys: &[f32]) -> Vec<f32> {
+        transform(keys, &self.mean, &self.forward)
+    }
+
+    /// Writes the codes of keys `[tokens, width]`, `[tokens, code_bytes]`. Returns the sum of their squared errors in
+    /// the transformed space.
+    pub(crate) fn encode(&self, keys: &[f32], codes: &mut [u8]) -> f64 {
+        let mut errors = vec![0.0; keys.len() / self.width];
+        pack_levels(&self.transform(keys), &self.packing, &self.levels, codes, &mut errors);
+        errors.into_iter().map(f64::from).sum()
     }
 
     /// Returns the sums of weighted levels for each value of each code byte, `[code_bytes, 256]`, from one weight for
@@ -258,9 +247,16 @@ impl Codebook {
     }
 }
 
-/// Returns the nearest of rising levels.
-fn nearest(levels: &[f32], x: f32) -> usize {
-    levels.windows(2).take_while(|w| x > (w[0] + w[1]) / 2.0).count()
+/// Returns `(keys - mean) * forward`: keys `[tokens, width]` in the transformed space, `[tokens, dims]`. `forward` is
+/// `[width, dims]`.
+pub(crate) fn transform(keys: &[f32], mean: &[f32], forward: &[f32]) -> Vec<f32> {
+    let (width, tokens) = (mean.len(), keys.len() / mean.len());
+    let dims = forward.len() / width;
+    let centred: Vec<f32> =
+        keys.chunks_exact(width).flat_map(|key| key.iter().zip(mean).map(|(k, mean)| k - mean)).collect();
+    let mut out = vec![0.0; tokens * dims];
+    multiply_add(&mut out, &centred, forward, width, dims);
+    out
 }
 
 #[cfg(test)]
@@ -292,7 +288,7 @@ mod tests {
             let book = Codebook::new(mean, identity.clone(), identity, packing, levels.clone(), 0.0).unwrap();
             let key: Vec<f32> = (0..width).map(|_| random()).collect();
             let mut code = vec![0; book.code_bytes()];
-            let error = book.encode(&key, &mut Vec::new(), &mut code);
+            let error = book.encode(&key, &mut code) as f32;
             let weights: Vec<f32> = (0..dims).map(|_| random()).collect();
             let tables = book.tables(&weights);
             let (mut expected_error, mut expected) = (0.0, 0.0);

@@ -135,14 +135,8 @@ impl LayerSummary for Codes {
     }
 
     fn push(&mut self, group: &KeyGroup<'_>) {
-        let keys = group.tokens();
-        let mut work = Vec::new();
-        let bytes = self.book.code_bytes();
-        let codes = self.codes.add();
-        for (key, code) in keys.chunks_exact(self.shape.width()).zip(codes.chunks_exact_mut(bytes)) {
-            self.error += f64::from(self.book.encode(key, &mut work, code));
-            self.seen += 1;
-        }
+        self.error += self.book.encode(&group.tokens(), self.codes.add());
+        self.seen += self.shape.group_tokens as u64;
     }
 
     fn truncate(&mut self, groups: usize) {
