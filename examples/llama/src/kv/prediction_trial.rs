@@ -1,42 +1,55 @@
-//! The decision whether predictions of the next layer's selection are worth their reads.
+//! The decision whether predictions of the next layer's selection are worth their time.
 
-use stratakv::pipeline::PipelineReport;
+use std::time::{Duration, Instant};
 
-/// Pauses predictions if too many of the bytes that they read are not used, and tries them again later.
+/// Measures steps with predictions and steps without, goes on with the faster kind, and measures again later.
+///
+/// A prediction costs a selection, and hides the reads of a layer. It pays if the device is slow beside the processor,
+/// if predictions are right, and if the cache lacks what they name. Only the time of steps tells all of this.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PredictionTrial {
-    steps: u64,
-    /// The step until which no prediction is made.
-    paused_until: u64,
-    /// The bytes that were read, and those that were not used, at the beginning of the trial.
-    before: (u64, u64),
+    /// Steps since the last measurement began.
+    step: usize,
+    /// When the last step was counted.
+    counted: Option<Instant>,
+    /// The time of each step with predictions, then of each step without.
+    times: [[Duration; Self::STEPS]; 2],
+    /// True if steps without predictions were faster.
+    is_slower: bool,
 }
 
 impl PredictionTrial {
-    /// Steps of a trial.
-    const STEPS: u64 = 8;
-    /// Steps of a pause.
-    const PAUSE: u64 = 120;
-    /// A trial fails if more than a fourth of the bytes is not used, because these delay the needed ones.
-    const WASTED: u64 = 4;
+    /// Steps of each kind that are measured.
+    const STEPS: usize = 8;
+    /// Steps from the beginning of a measurement to the next.
+    const CYCLE: usize = 128;
 
+    /// Returns whether the next step makes no predictions.
     pub(super) fn is_paused(&self) -> bool {
-        self.steps < self.paused_until
+        if self.step < 2 * Self::STEPS { self.step >= Self::STEPS } else { self.is_slower }
     }
 
-    /// Counts a step whose last layer was prepared, when no prefetch is in flight. At the end of a trial it decides
-    /// whether to pause.
-    pub(super) fn count_step(&mut self, report: &PipelineReport) {
-        self.steps += 1;
-        if self.is_paused() || !self.steps.is_multiple_of(Self::STEPS) {
-            return;
+    /// Counts a step when no prefetch is in flight.
+    pub(super) fn count_step(&mut self, now: Instant) {
+        // The first step has no beginning. A time of zero is one of eight, and does not move the median much.
+        self.add(self.counted.map_or(Duration::ZERO, |before| now.duration_since(before)));
+        self.counted = Some(now);
+    }
+
+    fn add(&mut self, took: Duration) {
+        if let Some(time) = self.times.get_mut(self.step / Self::STEPS) {
+            time[self.step % Self::STEPS] = took;
         }
-        let (read, wasted) = (report.read_bytes - self.before.0, report.wasted_bytes - self.before.1);
-        self.before = (report.read_bytes, report.wasted_bytes);
-        // Records of streamed summaries are prefetched whether predictions are right or not.
-        if wasted * Self::WASTED > read && report.record_bytes == 0 {
-            self.paused_until = self.steps + Self::PAUSE;
+        self.step += 1;
+        if self.step == 2 * Self::STEPS {
+            // A step that waited for its caller, or for other programs, counts no more than another one.
+            let [with, without] = self.times.map(|mut times| {
+                times.sort_unstable();
+                times[Self::STEPS / 2]
+            });
+            self.is_slower = without < with;
         }
+        self.step %= Self::CYCLE;
     }
 }
 
@@ -44,27 +57,38 @@ impl PredictionTrial {
 mod tests {
     use super::*;
 
-    /// Counts steps of which each reads 100 bytes. Returns the steps that predict.
-    fn predicting(steps: u64, wasted_bytes: u64, record_bytes: u64) -> u64 {
-        let (mut trial, mut report) = (PredictionTrial::default(), PipelineReport::default());
-        report.record_bytes = record_bytes;
-        let step = |_: &u64| {
+    /// Counts steps whose time is `with` milliseconds if they predict, and `without` otherwise. Every fifth step waits.
+    /// Returns the steps that predict.
+    fn predicting(steps: u64, with: u64, without: u64) -> usize {
+        let mut trial = PredictionTrial::default();
+        let step = |at: &u64| {
             let predicts = !trial.is_paused();
-            if predicts {
-                report.read_bytes += 100;
-                report.wasted_bytes += wasted_bytes;
-            }
-            trial.count_step(&report);
+            let waited = if at.is_multiple_of(5) { 1000 } else { 0 };
+            trial.add(Duration::from_millis(waited + if predicts { with } else { without }));
             predicts
         };
-        (0..steps).filter(step).count() as u64
+        (0..steps).filter(step).count()
     }
 
     #[test]
-    fn predictions_pause_while_a_quarter_of_their_bytes_is_wasted() {
-        let all = 3 * (PredictionTrial::STEPS + PredictionTrial::PAUSE);
-        assert_eq!(predicting(all, 25, 0), all);
-        assert_eq!(predicting(all, 26, 0), 3 * PredictionTrial::STEPS);
-        assert_eq!(predicting(all, 100, 1), all, "with streamed records");
+    fn the_faster_kind_of_step_goes_on() {
+        let (cycle, measured) = (PredictionTrial::CYCLE, PredictionTrial::STEPS);
+        for (with, without, predicting_steps) in
+            [(10, 11, cycle - measured), (11, 11, cycle - measured), (11, 10, measured)]
+        {
+            assert_eq!(predicting(3 * cycle as u64, with, without), 3 * predicting_steps, "{with} {without}");
+        }
+    }
+
+    #[test]
+    fn a_step_is_timed_from_the_one_before() {
+        let (mut trial, start) = (PredictionTrial::default(), Instant::now());
+        let mut now = start;
+        for at in 0..2 * PredictionTrial::STEPS {
+            now += Duration::from_millis(if trial.is_paused() { 5 } else { 7 });
+            trial.count_step(now);
+            assert_eq!(trial.step, at + 1);
+        }
+        assert!(trial.is_paused());
     }
 }

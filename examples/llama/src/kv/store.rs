@@ -483,12 +483,12 @@ impl StoreKv {
         &self.sequence
     }
 
-    /// Calls the pipeline and counts the bytes that the call asked for.
     /// Returns whether the next layer is predicted and prefetched.
     fn predicts(&self) -> bool {
         self.pipeline.is_some() && !self.trial.is_paused()
     }
 
+    /// Calls the pipeline and counts the bytes that the call asked for.
     fn through(&mut self, call: impl FnOnce(&mut Pipeline) -> stratakv::Result<()>) -> Result<()> {
         let Some(pipeline) = &mut self.pipeline else { return Ok(()) };
         let before = pipeline.report().read_bytes;
@@ -621,8 +621,8 @@ impl KvCache for StoreKv {
         if self.predicts() && self.prepared.as_ref().is_none_or(|(prepared, _)| *prepared != layer) {
             self.prepare(layer, queries, None)?;
         }
-        if let Some(pipeline) = self.pipeline.as_ref().filter(|_| layer + 1 == self.geometry.layers.len()) {
-            self.trial.count_step(pipeline.report());
+        if self.pipeline.is_some() && layer + 1 == self.geometry.layers.len() {
+            self.trial.count_step(Instant::now());
         }
         self.attends += 1;
         let selection = match self.prepared.take() {
