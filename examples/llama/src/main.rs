@@ -9,10 +9,11 @@ use stratakv_llama::cli::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    if let Some(threads) = cli.threads {
-        // It fails only if a pool exists already, and none does before the first command.
-        let _ = rayon::ThreadPoolBuilder::new().num_threads(threads as usize).build_global();
-    }
+    // This thread is one of the pool, so that it computes its part of a product instead of waiting for others. The call
+    // fails only if a pool exists already, and none does before the first command. Without a number, it is that of the
+    // processors.
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(cli.threads.map_or(0, |threads| threads as usize));
+    let _ = pool.use_current_thread().build_global();
     let result = match cli.command {
         Command::Recall(args) => commands::recall(&args),
         Command::Calibrate(args) => commands::calibrate(&args),
