@@ -8,8 +8,6 @@ use std::arch::x86_64::__m256i;
 use std::marker::PhantomData;
 
 use candle_core::quantized::GgmlDType;
-use half::f16;
-use half::slice::HalfFloatSliceExt;
 use pulp::x86::V3;
 use pulp::{NullaryFnOnce, Simd};
 use rayon::prelude::*;
@@ -19,7 +17,7 @@ use super::product::{ResultColumns, StoredRows};
 /// Elements of a block.
 const BLOCK: usize = 32;
 /// Blocks whose scales are converted together.
-const CONVERTED: usize = 16;
+const CONVERTED: usize = 4;
 /// Outputs that one task computes.
 const TASK_OUTPUTS: usize = 32;
 
@@ -57,11 +55,11 @@ trait OffsetBlocks: Send + Sync {
     /// Bytes of a block.
     const BYTES: usize = Self::NUMBERS + if Self::FIVE_BITS { 20 } else { 16 };
 
-    /// Returns the scale, and the offset if it is stored.
+    /// Returns the bits of the scale, and of the offset if it is stored.
     #[inline(always)]
-    fn numbers(block: &[u8]) -> [f16; 2] {
-        let at = |at: usize| f16::from_le_bytes([block[at], block[at + 1]]);
-        [at(0), if Self::STORED_OFFSET { at(2) } else { f16::ZERO }]
+    fn numbers(block: &[u8]) -> [u16; 2] {
+        let at = |at: usize| u16::from_le_bytes([block[at], block[at + 1]]);
+        [at(0), if Self::STORED_OFFSET { at(2) } else { 0 }]
     }
 
     #[inline(always)]
@@ -113,6 +111,24 @@ fn five_bits(bytes: &[u8]) -> [u8; BLOCK] {
         eight.iter_mut().enumerate().for_each(|(at, quant)| *quant |= (bits >> at & 1) << 4);
     }
     quants
+}
+
+/// Returns f16 numbers, given as bits, in f32. A call for each vector would cost as much as the products of a block,
+/// and `pulp` does not offer the instruction.
+#[inline(always)]
+fn widen<const N: usize>(halves: &[u16; N]) -> [f32; N] {
+    // The exponent of f32 has a bias that is larger by 112, also for numbers below the smallest normal one.
+    const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
+    const INFINITE: u32 = 0x7c00;
+    let mut floats = [0.0; N];
+    for i in 0..N {
+        let bits = u32::from(halves[i]);
+        let magnitude = (bits & 0x7fff) << 13;
+        let finite = (f32::from_bits(magnitude) * REBIAS).to_bits();
+        let magnitude = if bits & INFINITE == INFINITE { magnitude | INFINITE << 17 } else { finite };
+        floats[i] = f32::from_bits(magnitude | (bits & 0x8000) << 16);
+    }
+    floats
 }
 
 /// Returns the instructions, if products of the type are computed with them.
@@ -194,11 +210,11 @@ fn row_product<T: OffsetBlocks>(simd: V3, weights: &[u8], inputs: &[RoundedBlock
     let mut sums = avx._mm256_setzero_ps();
     let mut offsets = 0.0_f32;
     for (weights, inputs) in weights.chunks(CONVERTED * T::BYTES).zip(inputs.chunks(CONVERTED)) {
-        let (mut halves, mut floats) = ([f16::ZERO; 2 * CONVERTED], [0.0_f32; 2 * CONVERTED]);
+        let mut halves = [0; 2 * CONVERTED];
         for (pair, block) in halves.as_chunks_mut::<2>().0.iter_mut().zip(weights.chunks_exact(T::BYTES)) {
             *pair = T::numbers(block);
         }
-        halves.convert_to_f32_slice(&mut floats);
+        let floats = widen(&halves);
         let blocks = weights.chunks_exact(T::BYTES).zip(floats.as_chunks::<2>().0);
         for ((block, &[scale, stored]), input) in blocks.zip(inputs) {
             let quants: __m256i = bytemuck::cast(T::quants(block));
@@ -209,4 +225,19 @@ fn row_product<T: OffsetBlocks>(simd: V3, weights: &[u8], inputs: &[RoundedBlock
         }
     }
     simd.reduce_sum_f32s(bytemuck::cast(sums)) + offsets
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_half_is_widened_to_its_own_bits() {
+        for bits in 0..=u16::MAX {
+            let [own, zero] = widen(&[bits, 0]);
+            let expected = half::f16::from_bits(bits).to_f32();
+            assert!(own.to_bits() == expected.to_bits() || own.is_nan() && expected.is_nan(), "{bits:#x} {own}");
+            assert_eq!(zero.to_bits(), 0);
+        }
+    }
 }
