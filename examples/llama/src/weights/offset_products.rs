@@ -119,13 +119,15 @@ fn five_bits(bytes: &[u8]) -> [u8; BLOCK] {
 fn widen<const N: usize>(halves: &[u16; N]) -> [f32; N] {
     // The exponent of f32 has a bias that is larger by 112, also for numbers below the smallest normal one.
     const REBIAS: f32 = f32::from_bits((127 + 112) << 23);
-    const INFINITE: u32 = 0x7c00;
+    /// The exponent of numbers that are not finite.
+    const NOT_FINITE: [u32; 2] = [0x7c00, 0x7f80_0000];
     let mut floats = [0.0; N];
     for i in 0..N {
         let bits = u32::from(halves[i]);
         let magnitude = (bits & 0x7fff) << 13;
         let finite = (f32::from_bits(magnitude) * REBIAS).to_bits();
-        let magnitude = if bits & INFINITE == INFINITE { magnitude | INFINITE << 17 } else { finite };
+        let is_finite = bits & NOT_FINITE[0] != NOT_FINITE[0];
+        let magnitude = if is_finite { finite } else { magnitude | NOT_FINITE[1] };
         floats[i] = f32::from_bits(magnitude | (bits & 0x8000) << 16);
     }
     floats
