@@ -246,7 +246,7 @@ impl Moments {
         let fitted =
             Codebook::new(mean.clone(), forward.clone(), query.clone(), numbered.clone(), levels.clone(), 0.0)?;
         let tokens = self.sample.len() / width;
-        let error = fitted.encode(&self.sample, &mut vec![0; tokens * fitted.code_bytes()]);
+        let error = fitted.encode_transformed(&transformed, &mut vec![0; tokens * fitted.code_bytes()]);
         let distortion = error / tokens.max(1) as f64;
         Codebook::new(mean, forward, query, numbered, levels, distortion as f32)
     }

@@ -144,16 +144,16 @@ impl Codebook {
         &self.levels
     }
 
-    /// Returns keys `[tokens, width]` in the transformed space, `[tokens, dims]`.
-    pub(crate) fn transform(&self, keys: &[f32]) -> Vec<f32> {
-        transform(keys, &self.mean, &self.forward)
-    }
-
     /// Writes the codes of keys `[tokens, width]`, `[tokens, code_bytes]`. Returns the sum of their squared errors in
     /// the transformed space.
     pub(crate) fn encode(&self, keys: &[f32], codes: &mut [u8]) -> f64 {
-        let mut errors = vec![0.0; keys.len() / self.width];
-        pack_levels(&self.transform(keys), &self.packing, &self.levels, codes, &mut errors);
+        self.encode_transformed(&transform(keys, &self.mean, &self.forward), codes)
+    }
+
+    /// Writes the codes of keys that are [transformed](transform), as [`Self::encode`] does.
+    pub(crate) fn encode_transformed(&self, keys: &[f32], codes: &mut [u8]) -> f64 {
+        let mut errors = vec![0.0; keys.len() / self.dims()];
+        pack_levels(keys, &self.packing, &self.levels, codes, &mut errors);
         errors.into_iter().map(f64::from).sum()
     }
 
