@@ -109,7 +109,9 @@ pub use error::{Error, ErrorKind, Result};
 #[doc(hidden)]
 pub use kernels::plane_checksum;
 pub use layout::{KvLayout, TensorView};
-pub use options::{Budget, ByteSize, CreateOptions, Durability, StoreOptions, StoredSummary, SummaryResidency};
+pub use options::{
+    Budget, ByteSize, ComputeThreads, CreateOptions, Durability, StoreOptions, StoredSummary, SummaryResidency,
+};
 pub use plan::{PlaneSet, SelectOptions, SelectRequest, Selection};
 pub use read::{AttendOptions, ReadBatch, attend};
 pub use sequence::{OpenSequence, Sequence, SequenceReader};

@@ -3,10 +3,13 @@
 
 use half::f16;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use stratakv::retrieval::{
-    Adapter, HeadAggregation, KvSwap, LeoAm, LowRankAdapter, Oracle, Quest, SelectorId, aggregate,
+    Adapter, HeadAggregation, KvSwap, LeoAm, LowRankAdapter, MethodSpec, Oracle, Quest, SelectorId, aggregate,
 };
-use stratakv::{Budget, ByteSize, CreateOptions, ErrorKind, SelectOptions, SelectRequest, Sequence, TensorView};
+use stratakv::{
+    Budget, ByteSize, ComputeThreads, CreateOptions, ErrorKind, SelectOptions, SelectRequest, Sequence, TensorView,
+};
 use stratakv_testing::{TestStore, medium, summary_bytes, uniform_layout};
 
 const DIM: usize = 16;
@@ -49,6 +52,53 @@ fn groups_that_are_always_selected_do_not_use_up_the_budget() {
         }
         assert_eq!(groups(&sequence, tree, sinks), groups(&sequence, flat, sinks), "{density:?}");
     }
+}
+
+/// A host with three threads, which counts calls.
+#[derive(Default)]
+struct Host(AtomicUsize);
+
+impl ComputeThreads for Host {
+    fn threads(&self) -> usize {
+        3
+    }
+
+    fn run(&self, parts: usize, part: &(dyn Fn() + Sync)) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+        std::thread::scope(|scope| (0..parts).for_each(|_| drop(scope.spawn(part))));
+    }
+}
+
+#[test]
+fn threads_of_the_host_select_as_the_calling_thread_does() {
+    const TOKENS: usize = 12_000;
+    let store = TestStore::new(medium());
+    let mut sequence = store.create_sequence(&uniform_layout(1, 2, DIM, GROUP), CreateOptions::new()).unwrap();
+    let mut rng = fastrand::Rng::with_seed(7);
+    let mut random = |count: usize| -> Vec<f32> { (0..count).map(|_| 4.0 * rng.f32() - 2.0).collect() };
+    let (rows, query) = (random(TOKENS * 2 * DIM), random(8 * DIM));
+    let view = TensorView::token_major(&rows, TOKENS, 2, DIM);
+    sequence.append(0, view, view).unwrap();
+    let host = Arc::new(Host::default());
+    let specs = ["signs", "quest", "shadowkv", "mean"].map(|name| name.parse::<MethodSpec>().unwrap());
+    let mut methods: Vec<SelectorId> =
+        specs.iter().map(|spec| sequence.attach(spec.selector(None).unwrap()).unwrap()).collect();
+    methods.push(sequence.attach(Arc::new(Oracle)).unwrap());
+    for id in methods {
+        for form in [HeadAggregation::Sum, HeadAggregation::Softmax, HeadAggregation::GroupSoftmax] {
+            let options = SelectOptions::new(Budget::tokens(TOKENS / 13)).aggregation(form);
+            let select = || -> Vec<u64> {
+                let request = SelectRequest::query(&query).options(options).selector(id);
+                sequence.select(0, request).unwrap().groups().collect()
+            };
+            let alone = select();
+            store.set_compute_threads(Some(Arc::clone(&host) as _));
+            assert_eq!(select(), alone, "{form:?}");
+            store.set_compute_threads(None);
+            assert_eq!(select(), alone, "{form:?}");
+        }
+    }
+    assert!(host.0.load(Ordering::Relaxed) >= 2 * 5, "the threads were used");
 }
 
 #[test]

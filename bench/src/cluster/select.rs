@@ -210,6 +210,7 @@ fn score_rounds(args: &ClusterSelectArgs, indexes: &mut [ScoredIndex]) -> Result
                     groups: 0..scores.len(),
                     forced: [0..0, 0..0],
                     count: scores.len(),
+                    threads: None,
                 };
                 Oracle.score(&[&**layer], &request, &mut scores)?;
                 black_box(&scores);

@@ -1,4 +1,4 @@
-//! `kvbench select` measures selection in one layer on one core, against the memory bandwidth of that core.
+//! `kvbench select` measures selection in one layer, against the memory bandwidth of one core.
 //!
 //! 1. Create one sequence with enough layers that their summaries exceed the caches, and attach every method to it.
 //! 2. In each round, let every method in every form select in each layer, and sum up as much memory by plain loads.
@@ -15,9 +15,12 @@ use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::hint::black_box;
+use std::sync::Arc;
 use std::time::Instant;
 use stratakv::retrieval::{HeadAggregation, SelectorId};
-use stratakv::{Budget, ByteSize, CreateOptions, SelectOptions, SelectRequest, Sequence, StoredSummary};
+use stratakv::{
+    Budget, ByteSize, ComputeThreads, CreateOptions, SelectOptions, SelectRequest, Sequence, Store, StoredSummary,
+};
 
 const GROUP: u16 = 8;
 /// Tokens of one append.
@@ -29,6 +32,7 @@ const CHUNK: usize = 1024;
     after_help = format!(
         "Examples: kvbench select --tokens 32768,131072 --method records,tck:64 --form raw,softmax --json
           kvbench select --method kvswap:32:raw,tck:64:group --json
+          kvbench select --method tck:64 --form softmax --threads 1,2
 
 The methods select in rotation over the layers of one sequence. A method that names its HEADS is measured in that form
 alone, the others in each --form. `records` scores the sequence's own min/max records, raw unless it names another form.
@@ -56,6 +60,25 @@ pub(crate) struct SelectArgs {
     /// Bytes of min/max records in memory. A step scans layer after layer, so give more than the caches hold.
     #[arg(long, default_value = "256MiB", value_parser = size)]
     pub(crate) working_set: ByteSize,
+    /// Threads that select, separated by commas. Loads of memory are always on one.
+    #[arg(long, value_delimiter = ',', default_value = "1", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub(crate) threads: Vec<u8>,
+}
+
+/// Threads of a pool, of which the calling one is a member.
+struct PoolThreads(usize);
+
+impl ComputeThreads for PoolThreads {
+    fn threads(&self) -> usize {
+        self.0
+    }
+
+    fn run(&self, parts: usize, part: &(dyn Fn() + Sync)) {
+        rayon::scope(|scope| {
+            (1..parts).for_each(|_| scope.spawn(|_| part()));
+            part();
+        });
+    }
 }
 
 /// A form of scores on the command line.
@@ -93,6 +116,7 @@ impl From<FormArg> for HeadAggregation {
 struct SelectResult {
     method: String,
     form: &'static str,
+    threads: u8,
     tokens: u32,
     budget_tokens: u32,
     /// Layers that are scanned one after another.
@@ -123,6 +147,7 @@ struct MethodSamples {
     /// None for the records.
     selector: Option<SelectorId>,
     form: HeadAggregation,
+    threads: u8,
     layer_us: Vec<f64>,
 }
 
@@ -154,9 +179,14 @@ impl SelectSizes {
 
 /// Runs `kvbench select`.
 pub(crate) fn run(args: &SelectArgs) -> Result<()> {
+    let most = args.threads.iter().copied().max().unwrap_or(1);
+    if most > 1 {
+        rayon::ThreadPoolBuilder::new().num_threads(usize::from(most)).use_current_thread().build_global()?;
+    }
     for &tokens in &args.tokens {
         for result in measure(args, &SelectSizes::new(args, tokens))? {
-            print(args.common.json, &format!("select {} {} {tokens} tokens", result.method, result.form), &result)?;
+            let (method, form, threads) = (&result.method, result.form, result.threads);
+            print(args.common.json, &format!("select {method} {form} {tokens} tokens, {threads} threads"), &result)?;
         }
     }
     Ok(())
@@ -174,7 +204,7 @@ fn measure(args: &SelectArgs, sizes: &SelectSizes) -> Result<Vec<SelectResult>> 
     let mut samples = attach(args, &mut sequence, sizes.layers)?;
     eprintln!("kvbench: {}: {} layers of {} tokens", dir.path().display(), sizes.layers, sizes.tokens);
     KvSource::new(CHUNK).append_by_layer(&mut sequence, sizes.tokens as usize)?;
-    let memory_gb_per_s = measure_rounds(args, &sequence, sizes, &mut samples)?;
+    let memory_gb_per_s = measure_rounds(args, &store, &sequence, sizes, &mut samples)?;
     let results = samples.into_iter().map(|samples| {
         let summary_bytes = match samples.selector {
             Some(selector) => scanned_bytes(&sequence, selector, sizes.tokens)?,
@@ -185,6 +215,7 @@ fn measure(args: &SelectArgs, sizes: &SelectSizes) -> Result<Vec<SelectResult>> 
         Ok(SelectResult {
             method: samples.method,
             form: form_name(samples.form),
+            threads: samples.threads,
             tokens: sizes.tokens,
             budget_tokens: args.budget,
             layers: sizes.layers,
@@ -220,8 +251,14 @@ fn attach(args: &SelectArgs, sequence: &mut Sequence, layers: u16) -> Result<Vec
             }
         };
         let forms = parsed.aggregation().map_or(forms, |named| vec![named]);
-        let of_form = |form| MethodSamples { method: method.clone(), selector, form, layer_us: Vec::new() };
-        samples.extend(forms.into_iter().map(of_form));
+        let of =
+            |form, threads| MethodSamples { method: method.clone(), selector, form, threads, layer_us: Vec::new() };
+        samples.extend(
+            forms
+                .into_iter()
+                .flat_map(|form| args.threads.iter().map(move |threads| (form, *threads)))
+                .map(|(form, threads)| of(form, threads)),
+        );
     }
     Ok(samples)
 }
@@ -229,6 +266,7 @@ fn attach(args: &SelectArgs, sequence: &mut Sequence, layers: u16) -> Result<Vec
 /// Measures all rounds. Returns the median bandwidth of plain loads in GB per second.
 fn measure_rounds(
     args: &SelectArgs,
+    store: &Store,
     sequence: &Sequence,
     sizes: &SelectSizes,
     samples: &mut [MethodSamples],
@@ -238,6 +276,11 @@ fn measure_rounds(
     let mut memory_rates = Vec::new();
     for round in 0..=args.common.rounds {
         for own in samples.iter_mut() {
+            let threads: Option<Arc<dyn ComputeThreads>> = match own.threads {
+                1 => None,
+                threads => Some(Arc::new(PoolThreads(usize::from(threads)))),
+            };
+            store.set_compute_threads(threads);
             for layer in 0..usize::from(sizes.layers) {
                 check_interrupt()?;
                 let query = random_query(&mut random);

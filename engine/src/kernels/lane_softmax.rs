@@ -67,6 +67,21 @@ fn exponentiate_by<const N: usize>(units: &mut [f32], maxima: &mut [f32], sums: 
 }
 
 multiversion! {
+    /// Joins maxima and sums of lanes over some units with those over other units. A lane without units has the sum 0.
+    pub(crate) fn join_lanes(maxima: &mut [f32], sums: &mut [f32], other: (&[f32], &[f32]), factor: f32)
+        = join_each_lane;
+}
+
+#[inline(always)]
+fn join_each_lane(maxima: &mut [f32], sums: &mut [f32], other: (&[f32], &[f32]), factor: f32) {
+    for (((max, sum), other_max), other_sum) in maxima.iter_mut().zip(sums).zip(other.0).zip(other.1) {
+        let largest = if *other_max > *max { *other_max } else { *max };
+        *sum = *sum * exp2((*max - largest) * factor) + other_sum * exp2((other_max - largest) * factor);
+        *max = largest;
+    }
+}
+
+multiversion! {
     /// Turns `units` `[units, lanes]` into `2^(factor * (x - maximum))`. There is a multiple of 8 lanes, and no unit
     /// is above the maximum of its lane.
     pub(crate) fn powers(units: &mut [f32], maxima: &[f32], factor: f32) = powers_of_lanes;
@@ -110,6 +125,23 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
+        #[test]
+        fn joined_lanes_are_those_of_all_units(
+            values in prop::collection::vec(-60.0_f32..60.0, 8..200), cut in 0_usize..25, factor in 0.01_f32..2.0,
+        ) {
+            let units = &values[..values.len() / 8 * 8];
+            let of = |units: &[f32]| {
+                let (mut maxima, mut sums) = (vec![f32::MIN; 8], vec![0.0; 8]);
+                exponentiate(&mut units.to_vec(), &mut maxima, &mut sums, factor);
+                (maxima, sums)
+            };
+            let (first, last) = units.split_at((cut * 8).min(units.len()));
+            let ((mut maxima, mut sums), other, all) = (of(first), of(last), of(units));
+            join_lanes(&mut maxima, &mut sums, (&other.0, &other.1), factor);
+            prop_assert_eq!(&maxima, &all.0);
+            prop_assert!(sums.iter().zip(&all.1).all(|(joined, all)| (joined / all - 1.0).abs() < 1e-4));
+        }
+
         #[test]
         fn exp2_is_close_to_the_power_of_two(x in -200.0_f32..0.0) {
             let expected = x.max(LEAST_EXPONENT).exp2();

@@ -87,7 +87,7 @@ pub(crate) use dot::dot_fn;
 pub(crate) use extremes::{extremes, merge_extremes};
 pub(crate) use hadamard::rotate_randomly;
 pub use kernel::{Kernel, kernel_name};
-pub(crate) use lane_softmax::{exponentiate, lane_weights, powers};
+pub(crate) use lane_softmax::{exponentiate, join_lanes, lane_weights, powers};
 pub(crate) use level_codes::pack_levels;
 pub(crate) use matmul::{add_weighted_rows, multiply_add, multiply_add_upper, multiply_by_lanes};
 pub(crate) use maxima::{all_below, best_by_head, best_query_heads, best_scores, best_units, packed_sums};

@@ -20,10 +20,10 @@ use crate::io::file::device_file::DeviceFile;
 use crate::io::scheduler::{Batch, Priority, Request, ShardThreads, Sink, ThreadRings, Waiter};
 use crate::io::seams::Environment;
 use crate::metrics::{Category, EventCount, MemoryBudget, Reservation, lock};
-use crate::options::{BalancePolicy, CacheOptions};
+use crate::options::{BalancePolicy, CacheOptions, ComputeThreads};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use stratakv_format::features::Features;
 use stratakv_format::{DeviceIndex, PayloadChecksum, SegmentId, segment};
 
@@ -74,11 +74,18 @@ pub(crate) struct Devices {
     pub(crate) incompat: AtomicU64,
     /// Rings of threads that read by themselves.
     pub(crate) lanes: ThreadRings,
+    /// Threads of the host that compute parts of a call.
+    pub(crate) compute: RwLock<Option<Arc<dyn ComputeThreads>>>,
     /// Notified when a segment is taken, so that the maintenance thread checks how many are left.
     pub(crate) maintenance_wake: Arc<EventCount>,
 }
 
 impl Devices {
+    /// Returns the threads of the host that compute parts of a call.
+    pub(crate) fn compute_threads(&self) -> Option<Arc<dyn ComputeThreads>> {
+        self.compute.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     /// Returns the file of a segment. It is opened when it is first used, unless `open` is given.
     pub(crate) fn segment_file(
         &self,

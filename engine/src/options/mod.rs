@@ -2,12 +2,17 @@
 
 mod cache;
 mod clusters;
+mod compute_threads;
 mod sequence;
 mod size;
 mod store;
 
 pub use cache::{CacheOptions, CachePolicy, ReadCost};
 pub use clusters::{ClusterStripe, StoreClusterOptions};
+pub use compute_threads::ComputeThreads;
+#[cfg(test)]
+pub(crate) use compute_threads::NewThreads;
+pub(crate) use compute_threads::for_each;
 pub use sequence::{Budget, CreateOptions, Durability, StoredSummary, SummaryResidency};
 pub use size::ByteSize;
 pub use store::{BalancePolicy, ChecksumChoice, DriverChoice, HelperUse, StoreOptions};

@@ -31,6 +31,7 @@ mod query_batch;
 mod recorded_attention;
 mod registry;
 mod scaled_rows;
+mod score_tiles;
 mod sealed_keys;
 mod selector;
 mod shadowkv;

@@ -189,7 +189,7 @@ impl Sequence {
         let forced = span.forced(options);
         let mut scores = vec![0.0; span.len()];
         if count < span.len() && span.needs_scores(count, &forced) {
-            let shape = state.shape();
+            let (shape, threads) = (state.shape(), self.store.devices.compute_threads());
             let request = ScoreRequest {
                 query,
                 shape,
@@ -198,6 +198,7 @@ impl Sequence {
                 groups: span.groups.start as usize..span.groups.end as usize,
                 forced: forced.clone().map(|forced| forced.start as usize..forced.end as usize),
                 count: count.saturating_sub(span.forced_count(&forced)),
+                threads: threads.as_deref(),
             };
             let _scratch = self.reserve_scores(&span, &request).map_err(place)?;
             let scored = self.scored(state, attached.summaries(state), &span).map_err(place)?;

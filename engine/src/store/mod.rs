@@ -40,11 +40,11 @@ use crate::io::file::directory::{Access, Directory};
 use crate::io::file::open_roots::OpenRoots;
 use crate::io::seams::Environment;
 use crate::log::StoreInner;
-use crate::options::StoreOptions;
+use crate::options::{ComputeThreads, StoreOptions};
 use crate::recovery::{ProbeResult, open_directories, read_devices};
 use create::create;
 use open::open_existing;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 /// An open store. Clones are cheap and share it. It is closed when the last clone is dropped.
 #[derive(Clone)]
@@ -81,6 +81,14 @@ impl Store {
         let roots = directories.iter().map(|directory| directory.identity()).collect();
         let store = Self::open_in(options, Environment::default(), directories)?;
         Ok(Self { _roots: Some(Arc::new(OpenRoots::new(roots))), ..store })
+    }
+
+    /// Lets selections of this store compute on threads of the host from now on. `None`, the default, leaves everything
+    /// on the calling thread.
+    ///
+    /// Results do not depend on it: every number of threads gives the same bits.
+    pub fn set_compute_threads(&self, threads: Option<Arc<dyn ComputeThreads>>) {
+        *self.inner.devices.compute.write().unwrap_or_else(PoisonError::into_inner) = threads;
     }
 
     /// Opens or creates a store in these directories.

@@ -15,7 +15,7 @@ use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
 use crate::recovery::SUPERBLOCK_NEW;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use stratakv_format::DeviceIndex;
 use stratakv_format::manifest::Member;
@@ -87,6 +87,7 @@ pub(super) fn start_devices(
         threads,
         incompat: AtomicU64::new(incompat),
         lanes,
+        compute: RwLock::default(),
         maintenance_wake,
     })
 }

@@ -8,7 +8,8 @@
 use crate::error::Result;
 use crate::kernels::RowQuery;
 use crate::retrieval::method::{AdapterFit, ChosenUnit, Method, MethodParameter, without_adapter};
-use crate::retrieval::selector::{ScoreRequest, Selector, each_tile, summary_as};
+use crate::retrieval::score_tiles::score_tiles;
+use crate::retrieval::selector::{ScoreRequest, Selector, summary_as};
 use crate::retrieval::shadowkv::summary::{LandmarkSpec, Landmarks};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::ops::Range;
@@ -45,12 +46,10 @@ impl Selector for BlockMean {
         let heads = ask.query.len() / ask.shape.key_dim;
         let (columns, width) = (heads.next_multiple_of(8), ask.shape.width());
         let mut query = RowQuery::new(ask.query, ask.shape.kv_heads, ask.shape.key_dim);
-        let fill = |groups: Range<usize>, out: &mut [f32]| {
+        let fill = move |groups: Range<usize>, out: &mut [f32]| {
             query.put(landmarks.means(groups), (width, 0), DType::F16, out, columns);
         };
-        each_tile(ask, 1, (heads, columns), fill, |groups, mut tile| {
-            tile.best(1, &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start]);
-        });
+        score_tiles(ask, 1, (heads, columns), fill, scores, |tile, scores| tile.best(1, scores));
         Ok(())
     }
 }
@@ -103,7 +102,16 @@ mod tests {
             let groups = 3..GROUPS - 2;
             let forced = [groups.start..groups.start, groups.end..groups.end];
             let count = groups.len();
-            let ask = ScoreRequest { query: &query, shape: SHAPE, scale: 0.5, aggregation, groups, forced, count };
+            let ask = ScoreRequest {
+                query: &query,
+                shape: SHAPE,
+                scale: 0.5,
+                aggregation,
+                groups,
+                forced,
+                count,
+                threads: None,
+            };
             let mut scores = vec![0.0; ask.groups.len()];
             BlockMean.score(&[&*summary], &ask, &mut scores).unwrap();
             for (score, group) in scores.iter().zip(ask.groups.clone()) {

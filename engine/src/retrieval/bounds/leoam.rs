@@ -388,6 +388,7 @@ mod tests {
                 query: &query, shape, scale: 0.5, aggregation: HeadAggregation::Sum, groups: range.clone(),
                 forced: forced.clone(),
                 count: count - all_forced,
+                threads: None,
             };
             let leoam = LeoAm { density };
             let chosen = |scores: &[f32]| {

@@ -3,7 +3,8 @@
 use crate::error::Result;
 use crate::retrieval::bounds::query::BoundQuery;
 use crate::retrieval::bounds::summary::{Bounds, BoundsSpec};
-use crate::retrieval::selector::{HeadAggregation, ScoreRequest, Selector, each_tile, summary_as};
+use crate::retrieval::score_tiles::score_tiles;
+use crate::retrieval::selector::{HeadAggregation, ScoreRequest, Selector, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,10 +31,8 @@ impl Selector for Quest {
         let heads = ask.query.len() / ask.shape.key_dim;
         let lanes = heads.next_multiple_of(8);
         let mut query = BoundQuery::heads(ask);
-        let fill = |groups: Range<usize>, out: &mut [f32]| query.put_upper(bounds, 0, groups, out, lanes);
-        each_tile(ask, 1, (heads, lanes), fill, |groups, mut tile| {
-            tile.best(1, &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start]);
-        });
+        let fill = move |groups: Range<usize>, out: &mut [f32]| query.put_upper(bounds, 0, groups, out, lanes);
+        score_tiles(ask, 1, (heads, lanes), fill, scores, |tile, scores| tile.best(1, scores));
         Ok(())
     }
 }

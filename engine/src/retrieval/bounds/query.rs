@@ -14,6 +14,7 @@ use std::ops::Range;
 ///
 /// The upper bound `sum_j max(q_j max_j, q_j min_j)` is the product of its negative part with the minima plus that of
 /// its positive part with the maxima. The lower bound exchanges minima and maxima.
+#[derive(Clone)]
 pub(crate) struct BoundQuery {
     /// The parts, each with the first element of a record that it applies to.
     parts: Vec<(RowQuery, usize)>,
@@ -148,7 +149,16 @@ mod tests {
             let bounds: &Bounds = (summary.as_ref() as &dyn std::any::Any).downcast_ref().unwrap();
             let (aggregation, forced) = (HeadAggregation::Sum, [0..0, groups..groups]);
             let (scale, count) = (1.0, groups);
-            let ask = ScoreRequest { query: &query, shape, scale, aggregation, groups: 0..groups, forced, count };
+            let ask = ScoreRequest {
+                query: &query,
+                shape,
+                scale,
+                aggregation,
+                groups: 0..groups,
+                forced,
+                count,
+                threads: None,
+            };
             let heads = shape.kv_heads * self.ratio;
             for level in 0..4 {
                 assert_eq!(bounds.runs(level), groups >> level);

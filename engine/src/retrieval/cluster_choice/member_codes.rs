@@ -9,7 +9,8 @@ use crate::retrieval::cluster_choice::options::{ChosenBy, ClusterOptions};
 use crate::retrieval::entry_selector::EntryRequest;
 use crate::retrieval::head_aggregation::HeadAggregation;
 use crate::retrieval::query_batch::QueryBatch;
-use crate::retrieval::selector::{ScoreRequest, each_tile};
+use crate::retrieval::score_tiles::each_tile;
+use crate::retrieval::selector::ScoreRequest;
 use crate::retrieval::summary::LayerSummary;
 use crate::retrieval::transform_coded::summary::{CodeSpec, Codes};
 use std::any::Any;
@@ -77,6 +78,7 @@ pub(crate) fn coded_members(
         groups: groups.clone(),
         forced: [0..0, 0..0],
         count: 0,
+        threads: None,
     };
     let lists = if is_joint { 1 } else { kv_heads };
     let first = groups.start * group_tokens;

@@ -2,7 +2,8 @@
 
 use crate::error::Result;
 use crate::retrieval::exact::summary::{Exact, ExactSpec};
-use crate::retrieval::selector::{ScoreRequest, Selector, by_tokens, summary_as};
+use crate::retrieval::score_tiles::by_tokens;
+use crate::retrieval::selector::{ScoreRequest, Selector, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::sync::Arc;
 

@@ -3,8 +3,10 @@
 use crate::error::Result;
 use crate::kernels::{multiply_by_lanes, widen};
 use crate::retrieval::query_batch::QueryBatch;
+use crate::retrieval::score_tiles::FillScores;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The specification of a summary that keeps every key.
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +31,7 @@ pub(crate) struct Exact {
 impl Exact {
     /// Returns the number of columns, and a function that writes the raw scores of all tokens of groups, `[tokens,
     /// columns]`.
-    pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
+    pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FillScores + use<'a>) {
         let KeyShape { kv_heads, key_dim, group_tokens, dtype } = self.shape;
         let (padded, width) = (batch.padded(), self.shape.width());
         let mut weights = vec![0.0; width * padded];
@@ -38,6 +40,7 @@ impl Exact {
                 weights[(head * key_dim + i) * padded + lane] += q;
             }
         }
+        let weights = Arc::new(weights);
         let mut keys = vec![0.0; width * group_tokens];
         let row = key_dim * dtype.bytes();
         let score = move |groups: Range<usize>, out: &mut [f32]| {

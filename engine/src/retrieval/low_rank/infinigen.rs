@@ -5,9 +5,10 @@
 use crate::error::Result;
 use crate::kernels::best_by_head;
 use crate::retrieval::adapter::Adapter;
-use crate::retrieval::low_rank::summary::{LowRank, LowRankSpec};
+use crate::retrieval::low_rank::summary::{LowRank, LowRankSpec, low_rank};
 use crate::retrieval::query_batch::QueryBatch;
-use crate::retrieval::selector::{ScoreRequest, Selector, each_tile, low_rank, summary_as};
+use crate::retrieval::score_tiles::each_tile;
+use crate::retrieval::selector::{ScoreRequest, Selector, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::top_k::{highest, score_order};
 use std::sync::Arc;

@@ -2,8 +2,9 @@
 
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
-use crate::retrieval::low_rank::summary::{LowRank, LowRankSpec};
-use crate::retrieval::selector::{ScoreRequest, Selector, by_tokens, low_rank, summary_as};
+use crate::retrieval::low_rank::summary::{LowRank, LowRankSpec, low_rank};
+use crate::retrieval::score_tiles::by_tokens;
+use crate::retrieval::selector::{ScoreRequest, Selector, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::sync::Arc;
 

@@ -1,13 +1,16 @@
 //! Low-rank keys (KVSwap, section 3.2): the joint keys of all KV heads times an adapter, in f16.
 
 use crate::error::Result;
-use crate::kernels::{f32_to_finite_f16, is_finite_f16};
+use crate::kernels::{RowQuery, f32_to_finite_f16, is_finite_f16};
 use crate::retrieval::adapter::{Adapter, LayerAdapter, LowRankAdapter};
 use crate::retrieval::query_batch::QueryBatch;
+use crate::retrieval::score_tiles::FillScores;
+use crate::retrieval::selector::ScoreRequest;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use std::ops::Range;
 use std::sync::Arc;
+use stratakv_format::DType;
 use stratakv_format::frame::{SUMMARY_LOW_RANK, SummaryRecords};
 
 /// The specification of low-rank keys: an adapter, which gives `rank` numbers per token.
@@ -132,4 +135,33 @@ impl LayerSummary for LowRank {
         whole.for_each(|record| self.rows.restore(record));
         true
     }
+}
+
+/// Returns a function that fills the scores of groups from low-rank keys.
+pub(crate) fn low_rank<'a>(
+    keys: &'a LowRank,
+    ask: &ScoreRequest<'_>,
+    batch: &QueryBatch,
+) -> (usize, impl FillScores + use<'a>) {
+    let (rank, queries) = (keys.rank(), keys.queries(batch));
+    let columns = if batch.count() == 1 { 1 } else { batch.padded() };
+    let (heads, own) = (ask.shape.kv_heads, rank / ask.shape.kv_heads);
+    // If each head has columns of its own, a query vector is multiplied with these columns only.
+    let per_head = batch.count() / heads;
+    let others = |(lane, row): (usize, &[f32])| {
+        let first = lane / per_head.max(1) * own;
+        row.iter().enumerate().any(|(j, q)| *q != 0.0 && !(first..first + own).contains(&j))
+    };
+    let apart = per_head > 0 && own > 0 && !queries.chunks_exact(rank).enumerate().any(others);
+    let mut query = if apart {
+        let row = |(lane, row): (usize, &'_ [f32])| row[lane / per_head * own..][..own].to_vec();
+        let queries: Vec<f32> = queries.chunks_exact(rank).enumerate().flat_map(row).collect();
+        RowQuery::new(&queries, heads, own)
+    } else {
+        RowQuery::new(&queries, 1, rank)
+    };
+    let fill = move |groups: Range<usize>, out: &mut [f32]| {
+        query.put(keys.rows(groups), (rank, 0), DType::F16, out, columns);
+    };
+    (columns, fill)
 }

@@ -9,7 +9,8 @@
 
 use crate::error::Result;
 use crate::kernels::{RowQuery, best_query_heads};
-use crate::retrieval::selector::{ScoreRequest, Selector, each_tile, summary_as};
+use crate::retrieval::score_tiles::score_tiles;
+use crate::retrieval::selector::{ScoreRequest, Selector, summary_as};
 use crate::retrieval::shadowkv::summary::{LandmarkSpec, Landmarks};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::ops::Range;
@@ -44,12 +45,11 @@ impl Selector for ShadowKv {
         let heads = ask.query.len() / ask.shape.key_dim;
         let (lanes, width) = (heads.next_multiple_of(8), ask.shape.width());
         let mut query = RowQuery::new(ask.query, ask.shape.kv_heads, ask.shape.key_dim);
-        let fill = |groups: Range<usize>, out: &mut [f32]| {
+        let fill = move |groups: Range<usize>, out: &mut [f32]| {
             query.put(landmarks.means(groups), (width, 0), DType::F16, out, lanes);
         };
-        each_tile(ask, 1, (heads, lanes), fill, |groups, mut tile| {
+        score_tiles(ask, 1, (heads, lanes), fill, scores, |tile, scores| {
             let (units, weights) = tile.units();
-            let scores = &mut scores[groups.start - ask.groups.start..groups.end - ask.groups.start];
             best_query_heads(units, weights, (heads, lanes), heads / ask.shape.kv_heads, scores);
         });
         let outliers = (ask.groups.len() as f64 * self.outlier_share.clamp(0.0, 1.0)).ceil() as usize;

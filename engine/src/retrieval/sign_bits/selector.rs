@@ -1,7 +1,8 @@
 //! Selection by sign bits of randomly rotated keys, which needs no calibration.
 
 use crate::error::Result;
-use crate::retrieval::selector::{ScoreRequest, Selector, by_tokens, summary_as};
+use crate::retrieval::score_tiles::by_tokens;
+use crate::retrieval::selector::{ScoreRequest, Selector, summary_as};
 use crate::retrieval::sign_bits::summary::{SignSpec, Signs};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use std::sync::Arc;

@@ -7,9 +7,11 @@ use crate::kernels::{
     rotate_randomly, sign_sums, signed_sum,
 };
 use crate::retrieval::query_batch::QueryBatch;
+use crate::retrieval::score_tiles::FillScores;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use std::ops::Range;
+use std::sync::Arc;
 use stratakv_format::frame::{SUMMARY_SIGNS, SummaryRecords};
 
 /// The specification of sign bits.
@@ -41,14 +43,14 @@ pub(crate) struct Signs {
 impl Signs {
     /// Returns the number of columns, and a function that writes the estimated scores of all tokens of groups,
     /// `[tokens, columns]`.
-    pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
+    pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FillScores + use<'a>) {
         let columns = if batch.count() == 1 { 1 } else { batch.padded() };
         let heads = self.weights(batch);
         let fits = self.dims == 8 * SIGN_BYTES && self.shape.group_tokens.is_multiple_of(4);
-        let mut by_nibbles = sign_sums().filter(|_| fits).map(|sums| Nibbles::new(sums, &heads));
+        let by_nibbles = sign_sums().filter(|_| fits).map(|sums| Arc::new(Nibbles::new(sums, &heads)));
         let mut by_bytes = by_nibbles.is_none().then(|| SignTableBytes::new(self, &heads));
         let score = move |groups: Range<usize>, out: &mut [f32]| {
-            if let Some(tables) = &mut by_nibbles {
+            if let Some(tables) = &by_nibbles {
                 tables.score(self, groups, out, columns);
             } else if let Some(tables) = &mut by_bytes {
                 tables.score(self, groups, out, columns);
@@ -75,9 +77,10 @@ impl Signs {
 }
 
 /// Look-up tables of eight bits each, in f32.
+#[derive(Clone)]
 struct SignTableBytes {
     /// The lanes of each head, and its tables `[bytes, 256, wide]`.
-    heads: Vec<(Vec<usize>, Vec<f32>)>,
+    heads: Arc<[(Vec<usize>, Vec<f32>)]>,
     wide: usize,
     part: Vec<f32>,
 }
@@ -143,7 +146,7 @@ impl Nibbles {
         Self { sums, parts }
     }
 
-    fn score(&mut self, signs: &Signs, groups: Range<usize>, out: &mut [f32], columns: usize) {
+    fn score(&self, signs: &Signs, groups: Range<usize>, out: &mut [f32], columns: usize) {
         let quads = signs.shape.group_tokens / 4;
         // Up to the last group, because the lengths of later tokens are prefetched.
         let rest = groups.start..signs.lengths.count();

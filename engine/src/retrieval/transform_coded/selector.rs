@@ -2,7 +2,8 @@
 
 use crate::error::Result;
 use crate::retrieval::adapter::Adapter;
-use crate::retrieval::selector::{ScoreRequest, Selector, by_tokens, summary_as};
+use crate::retrieval::score_tiles::by_tokens;
+use crate::retrieval::selector::{ScoreRequest, Selector, summary_as};
 use crate::retrieval::summary::{LayerSummary, SummarySpec};
 use crate::retrieval::transform_coded::summary::{CodeSpec, Codes};
 use std::sync::Arc;

@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::kernels::{CodeSums, HalfPrecisionTables, QuantisedTables, code_sums, look_up};
 use crate::retrieval::adapter::{Adapter, LayerAdapter};
 use crate::retrieval::query_batch::QueryBatch;
+use crate::retrieval::score_tiles::FillScores;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use crate::retrieval::transform_coded::codebook::Codebook;
@@ -76,7 +77,7 @@ impl Codes {
 
     /// Returns the columns, and a function that fills the scores of all tokens of groups, `[tokens, columns]`. A
     /// constant that all tokens share is left out.
-    pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FnMut(Range<usize>, &mut [f32]) + use<'a>) {
+    pub(crate) fn scorer<'a>(&'a self, batch: &QueryBatch) -> (usize, impl FillScores + use<'a>) {
         let padded = batch.padded();
         let weights = batch.project(self.book.query(), self.book.dims());
         let bytes = self.book.code_bytes();
@@ -93,9 +94,10 @@ impl Codes {
                 None => CodeTables::Bytes(tables),
             }
         };
+        let tables = Arc::new(tables);
         let score = move |groups: Range<usize>, out: &mut [f32]| {
             let codes = self.codes.slice(groups);
-            match &tables {
+            match &*tables {
                 CodeTables::Quantised(tables) => tables.look_up(codes, out),
                 CodeTables::Halves(sums, halves) => sums(codes, halves, out),
                 CodeTables::Bytes(tables) => look_up(codes, tables, bytes, 1, out),

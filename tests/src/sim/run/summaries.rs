@@ -113,7 +113,16 @@ fn best_are_chosen(
     let newest = usize::from(tokens.is_multiple_of(keys.group_tokens));
     let (form, forced, count) =
         (HeadAggregation::Sum, [0..0, groups - newest..groups], chosen.len().saturating_sub(newest));
-    let ask = ScoreRequest { query, shape: keys, scale: 1.0, aggregation: form, groups: 0..groups, forced, count };
+    let ask = ScoreRequest {
+        query,
+        shape: keys,
+        scale: 1.0,
+        aggregation: form,
+        groups: 0..groups,
+        forced,
+        count,
+        threads: None,
+    };
     let mut scores = vec![0.0; groups];
     selector.score(&[own], &ask, &mut scores).map_err(|e| e.to_string())?;
     let is_chosen = |group: &usize| chosen.contains(&(*group as u64));
