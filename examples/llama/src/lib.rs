@@ -33,6 +33,7 @@ pub mod text;
 pub mod weights;
 
 mod attention;
+mod awake;
 mod linear;
 mod prompt_rows;
 mod rope;

@@ -26,6 +26,7 @@ use anyhow::{Context, Result, ensure};
 use rayon::prelude::*;
 
 use crate::attention::{self, Shape};
+use crate::awake::with_threads_awake;
 use crate::config::ModelConfig;
 use crate::kv::{KvCache, KvDType, KvGeometry, Predict};
 use crate::linear::{Linear, RmsNorm};
@@ -267,8 +268,11 @@ impl Model {
             cache.append(i, &qkv.keys, &qkv.values, 1)?;
             let next = self.layers.get(i + 1);
             let predict = next.map(|next| || self.queries(next, &next.attention_norm.rows(&hidden), &rotation, 0));
-            cache.prepare(i, &qkv.queries, predict.as_ref().map(|predict| predict as &Predict<'_>))?;
-            cache.attend(i, &qkv.queries, &mut attended)?;
+            let predict = predict.as_ref().map(|predict| predict as &Predict<'_>);
+            with_threads_awake(|| {
+                cache.prepare(i, &qkv.queries, predict)?;
+                cache.attend(i, &qkv.queries, &mut attended)
+            })?;
             layer.finish(&mut hidden, &attended)?;
         }
         self.logits(&hidden)

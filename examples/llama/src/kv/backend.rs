@@ -27,6 +27,7 @@ use super::geometry::KvGeometry;
 use super::layout::kv_layout;
 use super::memory::{MemoryKv, MemoryPolicy};
 use super::method::Policy;
+use super::rayon_threads::RayonThreads;
 use super::recorded::RecordedQueries;
 use super::store::{StoreKv, StorePolicy};
 use crate::budget::Budget;
@@ -141,6 +142,7 @@ pub fn open(options: &KvOptions, geometry: KvGeometry, fingerprint: [u8; 32]) ->
     let spill_dir = options.devices.first().map(PathBuf::as_path).or(on_disk).map(Path::to_path_buf);
     let settings = settings(options, temporary.as_ref());
     let store = settings.open().map_err(|e| engine_error(e.during("cannot open the store")))?;
+    store.set_compute_threads(Some(Arc::new(RayonThreads)));
     let (device_begin, process_begin) = (device_bytes(&store.status()), process::read_bytes());
     let calibrated = match options.policy.fitted_to_groups() {
         Some(spec) if options.calibrate && options.adapters.is_none() => {

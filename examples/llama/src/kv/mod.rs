@@ -27,6 +27,7 @@ pub mod method;
 mod prediction_trial;
 pub mod probe;
 pub mod prompt_sample;
+mod rayon_threads;
 pub mod recorded;
 pub mod recording;
 pub mod selected;

@@ -1,0 +1,63 @@
+//! Threads of rayon's pool that stay awake while one thread works between two products.
+//!
+//! An idle thread of the pool sleeps after some microseconds, and waking it takes longer than many products of a
+//! decode step. A thread that stays awake takes work at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long a thread waits for work. A longer wait, such as that for a device, lets the thread sleep.
+const WAIT_MAX: Duration = Duration::from_millis(1);
+
+/// Calls `work` while the other threads of the pool wait for parts of it.
+pub(crate) fn with_threads_awake<R>(work: impl FnOnce() -> R) -> R {
+    let Some(own) = rayon::current_thread_index().filter(|_| rayon::current_num_threads() > 1) else { return work() };
+    let done = Arc::new(AtomicBool::new(false));
+    let seen = Arc::clone(&done);
+    rayon::spawn_broadcast(move |thread| {
+        if thread.index() != own {
+            wait_for_work(&seen);
+        }
+    });
+    let result = work();
+    done.store(true, Ordering::Relaxed);
+    result
+}
+
+/// Does work of the pool until `done` is set, or until there was none for [`WAIT_MAX`].
+fn wait_for_work(done: &AtomicBool) {
+    let mut since = Instant::now();
+    while !done.load(Ordering::Relaxed) && since.elapsed() < WAIT_MAX {
+        if rayon::yield_now() == Some(rayon::Yield::Executed) {
+            since = Instant::now();
+        } else {
+            // Other threads of the process may need this processor.
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rayon::prelude::*;
+
+    #[test]
+    fn threads_that_wait_do_the_work_of_the_pool_and_end_with_the_call() {
+        for threads in [1, 3] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let sum = pool.install(|| with_threads_awake(|| (0..10_000_u64).into_par_iter().sum::<u64>()));
+            assert_eq!(sum, 49_995_000, "{threads} threads");
+            // The threads serve the pool again.
+            assert_eq!(pool.broadcast(|thread| thread.index()), (0..threads).collect::<Vec<_>>());
+        }
+        assert_eq!(with_threads_awake(|| 7), 7, "outside of a pool");
+    }
+
+    #[test]
+    fn a_wait_ends_without_work() {
+        wait_for_work(&AtomicBool::new(false));
+        wait_for_work(&AtomicBool::new(true));
+    }
+}
