@@ -8,7 +8,8 @@ use stratakv::retrieval::{
     Adapter, HeadAggregation, KvSwap, LeoAm, LowRankAdapter, MethodSpec, Oracle, Quest, SelectorId, aggregate,
 };
 use stratakv::{
-    Budget, ByteSize, ComputeThreads, CreateOptions, ErrorKind, SelectOptions, SelectRequest, Sequence, TensorView,
+    Budget, ByteSize, ComputeThreads, CreateOptions, Durability, ErrorKind, SelectOptions, SelectRequest, Sequence,
+    TensorView,
 };
 use stratakv_testing::{TestStore, medium, summary_bytes, uniform_layout};
 
@@ -99,6 +100,42 @@ fn threads_of_the_host_select_as_the_calling_thread_does() {
         }
     }
     assert!(host.0.load(Ordering::Relaxed) >= 2 * 5, "the threads were used");
+}
+
+#[test]
+fn threads_of_the_host_build_the_same_summaries() {
+    let store = TestStore::new(medium());
+    let layers = 5;
+    let mut sequence = store.create_sequence(&uniform_layout(layers, 2, DIM, GROUP), CreateOptions::new()).unwrap();
+    let mut rng = fastrand::Rng::with_seed(8);
+    for layer in 0..layers {
+        let rows: Vec<f32> = (0..600 * 2 * DIM).map(|_| 4.0 * rng.f32() - 2.0).collect();
+        let view = TensorView::token_major(&rows, 600, 2, DIM);
+        sequence.append(layer, view, view).unwrap();
+    }
+    sequence.commit(Durability::Sync).unwrap();
+    let host = Arc::new(Host::default());
+    for name in ["signs", "leoam", "dynakv:16", "swarm:8"] {
+        let spec: MethodSpec = name.parse().unwrap();
+        let built = [None, Some(Arc::clone(&host) as Arc<dyn ComputeThreads>)].map(|threads| {
+            store.set_compute_threads(threads);
+            // A fork has no selectors.
+            let mut fork = sequence.fork().unwrap();
+            let id = fork.attach(spec.selector(None).unwrap()).unwrap();
+            let mut built = Vec::new();
+            for layer in 0..layers {
+                for summary in fork.selector_summaries(id, layer).unwrap() {
+                    let mut records = Vec::new();
+                    summary.encode(0..summary.groups(), &mut records);
+                    built.push((summary.groups(), records, format!("{:?}", summary.cluster_lists())));
+                }
+            }
+            assert!(built.len() >= layers, "{name}");
+            built
+        });
+        assert!(built[0] == built[1], "{name}");
+    }
+    assert!(host.0.load(Ordering::Relaxed) >= 4, "the threads were used");
 }
 
 #[test]

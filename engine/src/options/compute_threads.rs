@@ -11,7 +11,7 @@ use crate::metrics::lock;
 use std::fmt;
 use std::sync::Mutex;
 
-/// Threads of the host, on which the engine computes parts of a selection.
+/// Threads of the host, on which the engine computes parts of a selection and builds summaries.
 ///
 /// A pool of rayon:
 ///

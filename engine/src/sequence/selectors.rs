@@ -19,12 +19,20 @@ use super::span::Span;
 use super::suffix_summary::ScoredSummary;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation, lock};
-use crate::options::SummaryResidency;
+use crate::options::{ComputeThreads, SummaryResidency, for_each};
 use crate::plan::{SelectOptions, Selection};
 use crate::retrieval::{
     KeyGroup, LayerSummary, ScoreRequest, Selector, SelectorId, SummaryRecordId, SummarySpec, choose,
 };
 use std::sync::Arc;
+
+/// The summary of a layer that is being built.
+struct NewSummary {
+    at: usize,
+    summary: AttachedSummary,
+    /// True if its state was stored, so that its clusters are there.
+    is_restored: bool,
+}
 
 /// The slots of the kinds of a selector, the memory of their adapters, and the kinds whose stored clusters were
 /// searched for.
@@ -241,14 +249,22 @@ impl Sequence {
 
     /// Builds the summaries of a kind for every layer, in the next slot. Layers whose state is stored are restored from
     /// it. Returns the stored clusters of the kind if it has states.
+    ///
+    /// Threads of the host build as many layers at a time as there is memory for.
     fn build(&mut self, kind: &Arc<dyn SummarySpec>) -> Result<Option<StoredKind>> {
         let mut stored: Option<StoredKind> = None;
         let mut built = Vec::new();
-        let mut held = 0;
+        let threads = self.store.devices.compute_threads();
+        let at_once = threads.as_ref().map_or(1, |threads| threads.threads().max(1));
+        let mut begun: Vec<NewSummary> = Vec::new();
+        // The most bytes of finished layers, and of those that are begun.
+        let (mut held, mut most) = (0, 0);
         for at in 0..self.layers.slots() {
             let Some(layer) = self.layers.get(at) else { continue };
             let mut summary = kind.layer(at, layer.shape())?;
             if self.streams_bounds(summary.as_mut())? {
+                held += self.finish_layers(&mut begun, threads.as_deref(), &mut built)?;
+                most = 0;
                 built.push(AttachedSummary::Whole(summary));
                 continue;
             }
@@ -259,28 +275,71 @@ impl Sequence {
                 restored = self.restored_layer((at, layer), kind, stored)?;
             }
             let is_restored = restored.is_some();
-            let mut summary = match restored {
+            let summary = match restored {
                 Some(restored) => AttachedSummary::Whole(restored),
                 None => match self.suffix(at, kind)? {
                     Some(suffix) => AttachedSummary::Suffix(suffix),
                     None => AttachedSummary::Whole(summary),
                 },
             };
-            let most = summary.get().bytes_for(groups - summary.get().groups());
-            self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), held + most)?;
-            self.fill(at, summary.get_mut()).map_err(|e| e.during(format!("layer {at}")))?;
-            if !is_restored {
-                summary.get_mut().attached();
+            let own = summary.get().bytes_for(groups - summary.get().groups());
+            let reserved = self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), held + most + own);
+            if begun.len() == at_once || reserved.is_err() && !begun.is_empty() {
+                held += self.finish_layers(&mut begun, threads.as_deref(), &mut built)?;
+                most = 0;
+                self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), held + own)?;
+            } else {
+                reserved?;
             }
-            self.advance_new(layer, summary.get_mut()).map_err(|e| e.during(format!("layer {at}")))?;
-            // Clusters take less than the keys that they are built from.
-            held += summary.get().bytes_for(0);
-            built.push(summary);
+            most += own;
+            begun.push(NewSummary { at, summary, is_restored });
         }
+        self.finish_layers(&mut begun, threads.as_deref(), &mut built)?;
         for (layer, summary) in self.layers.iter_mut().zip(built) {
             layer.summaries_mut().attach(summary);
         }
         Ok(stored)
+    }
+
+    /// Adds the sealed groups of their layers to summaries, and moves these to `built`. Returns the bytes that they
+    /// take.
+    ///
+    /// # Errors
+    /// The first error in the order of the layers.
+    fn finish_layers(
+        &self,
+        begun: &mut Vec<NewSummary>,
+        threads: Option<&dyn ComputeThreads>,
+        built: &mut Vec<AttachedSummary>,
+    ) -> Result<usize> {
+        let mut outcomes: Vec<Result<()>> = begun.iter().map(|_| Ok(())).collect();
+        let each = begun.iter_mut().zip(&mut outcomes);
+        for_each(
+            threads,
+            each,
+            || (),
+            |(), (new, outcome)| {
+                *outcome = self.finish_layer(new).map_err(|e| e.during(format!("layer {}", new.at)));
+            },
+        );
+        outcomes.into_iter().collect::<Result<()>>()?;
+        // Clusters take less than the keys that they are built from.
+        let bytes = begun.iter().map(|new| new.summary.get().bytes_for(0)).sum();
+        built.extend(begun.drain(..).map(|new| new.summary));
+        Ok(bytes)
+    }
+
+    /// Adds all sealed groups of its layer to a summary.
+    ///
+    /// # Errors
+    /// Errors of reading keys and records, and those of the method.
+    fn finish_layer(&self, new: &mut NewSummary) -> Result<()> {
+        let summary = new.summary.get_mut();
+        self.fill(new.at, summary)?;
+        if !new.is_restored {
+            summary.attached();
+        }
+        self.advance_new(self.layer(new.at)?, summary)
     }
 
     /// Makes a summary keep nothing if selections can compute it from streamed min/max records. Returns whether they

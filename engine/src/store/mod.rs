@@ -83,8 +83,8 @@ impl Store {
         Ok(Self { _roots: Some(Arc::new(OpenRoots::new(roots))), ..store })
     }
 
-    /// Lets selections of this store compute on threads of the host from now on. `None`, the default, leaves everything
-    /// on the calling thread.
+    /// Lets sequences of this store select, and build summaries, on threads of the host from now on. `None`, the
+    /// default, leaves everything on the calling thread.
     ///
     /// Results do not depend on it: every number of threads gives the same bits.
     pub fn set_compute_threads(&self, threads: Option<Arc<dyn ComputeThreads>>) {
