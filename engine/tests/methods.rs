@@ -70,6 +70,19 @@ impl ComputeThreads for Host {
     }
 }
 
+/// A host with more threads than there is memory for.
+struct Crowd;
+
+impl ComputeThreads for Crowd {
+    fn threads(&self) -> usize {
+        usize::MAX
+    }
+
+    fn run(&self, _parts: usize, _part: &(dyn Fn() + Sync)) {
+        panic!("there is no memory for the threads");
+    }
+}
+
 #[test]
 fn threads_of_the_host_select_as_the_calling_thread_does() {
     const TOKENS: usize = 12_000;
@@ -94,6 +107,8 @@ fn threads_of_the_host_select_as_the_calling_thread_does() {
             };
             let alone = select();
             store.set_compute_threads(Some(Arc::clone(&host) as _));
+            assert_eq!(select(), alone, "{form:?}");
+            store.set_compute_threads(Some(Arc::new(Crowd)));
             assert_eq!(select(), alone, "{form:?}");
             store.set_compute_threads(None);
             assert_eq!(select(), alone, "{form:?}");

@@ -26,6 +26,9 @@ use crate::retrieval::{
 };
 use std::sync::Arc;
 
+/// What another thread keeps for the scores of a layer, beside copies of the query: a tile and widened records.
+const THREAD_BYTES: usize = 128 << 10;
+
 /// The summary of a layer that is being built.
 struct NewSummary {
     at: usize,
@@ -198,7 +201,7 @@ impl Sequence {
         let mut scores = vec![0.0; span.len()];
         if count < span.len() && span.needs_scores(count, &forced) {
             let (shape, threads) = (state.shape(), self.store.devices.compute_threads());
-            let request = ScoreRequest {
+            let mut request = ScoreRequest {
                 query,
                 shape,
                 scale: options.scale.unwrap_or(1.0 / (shape.key_dim as f32).sqrt()),
@@ -208,7 +211,12 @@ impl Sequence {
                 count: count.saturating_sub(span.forced_count(&forced)),
                 threads: threads.as_deref(),
             };
-            let _scratch = self.reserve_scores(&span, &request).map_err(place)?;
+            let mut scratch = self.reserve_scores(&span, &request);
+            if scratch.is_err() && request.threads.take().is_some() {
+                // One thread needs less.
+                scratch = self.reserve_scores(&span, &request);
+            }
+            let _scratch = scratch.map_err(place)?;
             let scored = self.scored(state, attached.summaries(state), &span).map_err(place)?;
             let summaries: Vec<&dyn LayerSummary> = scored.iter().map(ScoredSummary::get).collect();
             attached.selector().score(&summaries, &request, &mut scores).map_err(place)?;
@@ -228,7 +236,9 @@ impl Sequence {
         let heads = request.query.len() / request.shape.key_dim;
         let lanes = heads.next_multiple_of(if heads > 8 { 16 } else { 8 });
         let bytes = span.len() * (self.identity.layout.group_tokens().max(2) * lanes * 4 + 96);
-        self.reserve_scratch(bytes)
+        let others = request.threads.map_or(0, |threads| threads.threads().saturating_sub(1));
+        let each = THREAD_BYTES + 4 * size_of_val(request.query);
+        self.reserve_scratch(bytes.saturating_add(others.saturating_mul(each)))
     }
 
     /// Takes the memory of a choice.
