@@ -251,14 +251,13 @@ fn attach(args: &SelectArgs, sequence: &mut Sequence, layers: u16) -> Result<Vec
             }
         };
         let forms = parsed.aggregation().map_or(forms, |named| vec![named]);
-        let of =
-            |form, threads| MethodSamples { method: method.clone(), selector, form, threads, layer_us: Vec::new() };
-        samples.extend(
-            forms
-                .into_iter()
-                .flat_map(|form| args.threads.iter().map(move |threads| (form, *threads)))
-                .map(|(form, threads)| of(form, threads)),
-        );
+        for form in forms {
+            let of = |threads: &u8| {
+                let (method, layer_us) = (method.clone(), Vec::new());
+                MethodSamples { method, selector, form, threads: *threads, layer_us }
+            };
+            samples.extend(args.threads.iter().map(of));
+        }
     }
     Ok(samples)
 }

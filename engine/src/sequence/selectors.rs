@@ -26,7 +26,8 @@ use crate::retrieval::{
 };
 use std::sync::Arc;
 
-/// What another thread keeps for the scores of a layer, beside copies of the query: a tile and widened records.
+/// The most bytes that another thread keeps for the scores of a layer, beside copies of the query. It has room for a
+/// tile and for widened records.
 const THREAD_BYTES: usize = 128 << 10;
 
 /// The summary of a layer that is being built.
@@ -293,13 +294,13 @@ impl Sequence {
                 },
             };
             let own = summary.get().bytes_for(groups - summary.get().groups());
-            let reserved = self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), held + most + own);
-            if begun.len() == at_once || reserved.is_err() && !begun.is_empty() {
+            let together = held + most + own;
+            let joins = begun.len() < at_once
+                && self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), together).is_ok();
+            if !joins {
                 held += self.finish_layers(&mut begun, threads.as_deref(), &mut built)?;
                 most = 0;
                 self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), held + own)?;
-            } else {
-                reserved?;
             }
             most += own;
             begun.push(NewSummary { at, summary, is_restored });
@@ -342,7 +343,7 @@ impl Sequence {
     /// Adds all sealed groups of its layer to a summary.
     ///
     /// # Errors
-    /// Errors of reading keys and records, and those of the method.
+    /// Errors of reading keys and records. Errors of the method.
     fn finish_layer(&self, new: &mut NewSummary) -> Result<()> {
         let summary = new.summary.get_mut();
         self.fill(new.at, summary)?;
