@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{StorageArgs, parse_share, plain_options};
+use super::parse::parse_share;
+use super::{StorageArgs, plain_options};
 use crate::budget::Budget;
 use crate::kv::KvDType;
 use crate::kv::backend::KvOptions;

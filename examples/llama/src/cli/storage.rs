@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::{Codec, parse_size};
+use super::Codec;
+use super::parse::parse_size;
 use crate::kv::KvDType;
 use crate::recall::ProfileSource;
 

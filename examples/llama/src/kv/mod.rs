@@ -24,13 +24,11 @@ pub mod grouped;
 pub mod layout;
 pub mod memory;
 pub mod method;
-mod prediction_trial;
 pub mod probe;
 pub mod prompt_sample;
 mod rayon_threads;
 pub mod recorded;
 pub mod recording;
-pub mod selected;
 pub mod store;
 
 pub use cache::{Committed, KvCache, KvStats, Predict};

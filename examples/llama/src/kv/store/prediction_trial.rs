@@ -29,7 +29,7 @@ impl PredictionTrial {
         if self.step < 2 * Self::STEPS { self.step >= Self::STEPS } else { self.is_slower }
     }
 
-    /// Counts a step when no prefetch is in flight.
+    /// Counts a step. No prefetch for the next step may be in flight.
     pub(super) fn count_step(&mut self, now: Instant) {
         // The first step has no beginning. A time of zero is one of eight, and does not move the median much.
         self.add(self.counted.map_or(Duration::ZERO, |before| now.duration_since(before)));
