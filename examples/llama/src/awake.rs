@@ -12,12 +12,17 @@ const WAIT_MAX: Duration = Duration::from_millis(1);
 
 /// Calls `work` while the other threads of the pool wait for parts of it.
 pub(crate) fn with_threads_awake<R>(work: impl FnOnce() -> R) -> R {
+    beside_waits(|done| wait_for_work(done, WAIT_MAX), work)
+}
+
+/// Calls `work`, and `wait` on every other thread of the pool. What `wait` gets is set when `work` has ended.
+fn beside_waits<R>(wait: impl Fn(&AtomicBool) + Send + Sync + 'static, work: impl FnOnce() -> R) -> R {
     let Some(own) = rayon::current_thread_index().filter(|_| rayon::current_num_threads() > 1) else { return work() };
     let done = Arc::new(AtomicBool::new(false));
     let seen = Arc::clone(&done);
     rayon::spawn_broadcast(move |thread| {
         if thread.index() != own {
-            wait_for_work(&seen);
+            wait(&seen);
         }
     });
     let result = work();
@@ -25,10 +30,10 @@ pub(crate) fn with_threads_awake<R>(work: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Does work of the pool until `done` is set, or until there was none for [`WAIT_MAX`].
-fn wait_for_work(done: &AtomicBool) {
+/// Does work of the pool until `done` is set, or until there was none for `longest`.
+fn wait_for_work(done: &AtomicBool, longest: Duration) {
     let mut since = Instant::now();
-    while !done.load(Ordering::Relaxed) && since.elapsed() < WAIT_MAX {
+    while !done.load(Ordering::Relaxed) && since.elapsed() < longest {
         if rayon::yield_now() == Some(rayon::Yield::Executed) {
             since = Instant::now();
         } else {
@@ -42,9 +47,10 @@ fn wait_for_work(done: &AtomicBool) {
 mod tests {
     use super::*;
     use rayon::prelude::*;
+    use std::sync::atomic::AtomicUsize;
 
     #[test]
-    fn threads_that_wait_do_the_work_of_the_pool_and_end_with_the_call() {
+    fn work_is_done_in_pools_of_any_size_and_outside() {
         for threads in [1, 3] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let sum = pool.install(|| with_threads_awake(|| (0..10_000_u64).into_par_iter().sum::<u64>()));
@@ -56,9 +62,32 @@ mod tests {
     }
 
     #[test]
+    fn the_other_threads_wait_and_end_with_the_call() {
+        const LONGEST: Duration = Duration::from_secs(60);
+        let [entered, left] = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+        let counts = (Arc::clone(&entered), Arc::clone(&left));
+        let wait = move |done: &AtomicBool| {
+            counts.0.fetch_add(1, Ordering::Relaxed);
+            wait_for_work(done, LONGEST);
+            counts.1.fetch_add(1, Ordering::Relaxed);
+        };
+        let begun = Instant::now();
+        let until_two = |count: &AtomicUsize| {
+            while count.load(Ordering::Relaxed) < 2 && begun.elapsed() < LONGEST / 2 {
+                std::thread::yield_now();
+            }
+            count.load(Ordering::Relaxed)
+        };
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(3).build().unwrap();
+        let during = pool.install(|| beside_waits(wait, || (until_two(&entered), left.load(Ordering::Relaxed))));
+        assert_eq!(during, (2, 0), "threads that wait, and that have ended");
+        assert_eq!(until_two(&left), 2, "the threads have ended");
+    }
+
+    #[test]
     fn a_wait_ends_without_work() {
         let begun = Instant::now();
-        wait_for_work(&AtomicBool::new(false));
+        wait_for_work(&AtomicBool::new(false), WAIT_MAX);
         assert!(begun.elapsed() >= WAIT_MAX);
     }
 }
