@@ -6,10 +6,12 @@
 //! Invariants:
 //! - The results of a call do not depend on the number of threads, or on which thread computes a part.
 //! - Every part is computed exactly once, even if the host calls too few or too many parts.
+//! - A call whose part panicked panics too, even if the host loses the panic.
 
 use crate::metrics::lock;
 use std::fmt;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Threads of the host, on which the engine computes parts of a selection and builds summaries.
 ///
@@ -36,7 +38,7 @@ pub trait ComputeThreads: Send + Sync {
     fn threads(&self) -> usize;
 
     /// Calls `part` this many times, on any threads, and returns when all calls have returned. At least one call should
-    /// be on the calling thread. No call waits for another.
+    /// be on the calling thread. No call waits for another. A call that panics ends this one with the same panic.
     fn run(&self, parts: usize, part: &(dyn Fn() + Sync));
 }
 
@@ -58,6 +60,7 @@ pub(crate) fn for_each<T: Send, S>(
         let mut state = state();
         return items.for_each(|item| work(&mut state, item));
     };
+    let (all, finished) = (items.len(), AtomicUsize::new(0));
     let left = Mutex::new(items);
     // The lock is released before the work begins.
     let next = || lock(&left).next();
@@ -66,6 +69,7 @@ pub(crate) fn for_each<T: Send, S>(
         let mut state = state();
         loop {
             work(&mut state, item);
+            finished.fetch_add(1, Ordering::Release);
             match next() {
                 Some(following) => item = following,
                 None => return,
@@ -75,6 +79,7 @@ pub(crate) fn for_each<T: Send, S>(
     threads.run(parts, &part);
     // A host that called no part leaves the work to this thread.
     part();
+    assert_eq!(finished.load(Ordering::Acquire), all, "a thread of the host panicked, or works on after its call");
 }
 
 /// A host that starts new threads, and makes a given number of calls instead of the one that it is asked for.
@@ -98,7 +103,6 @@ impl ComputeThreads for NewThreads {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::atomic::{AtomicUsize, Ordering};
 
     #[test]
     fn every_item_is_worked_on_once_whatever_the_host_calls() {
@@ -116,5 +120,25 @@ mod tests {
             }
         }
         assert_eq!(format!("{:?}", &NewThreads { threads: 2, calls: 2 } as &dyn ComputeThreads), "2 threads");
+    }
+
+    /// A host that loses the panics of its threads.
+    struct LosesPanics;
+
+    impl ComputeThreads for LosesPanics {
+        fn threads(&self) -> usize {
+            2
+        }
+
+        fn run(&self, parts: usize, part: &(dyn Fn() + Sync)) {
+            let run = || (0..parts).for_each(|_| drop(std::thread::scope(|scope| scope.spawn(part).join())));
+            run();
+        }
+    }
+
+    #[test]
+    #[should_panic(expected = "a thread of the host panicked")]
+    fn a_panic_that_the_host_loses_ends_the_call() {
+        for_each(Some(&LosesPanics), [1, 2, 3].iter(), || (), |(), item| assert_ne!(*item, 2, "a planted panic"));
     }
 }

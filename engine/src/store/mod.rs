@@ -86,9 +86,14 @@ impl Store {
     /// Lets sequences of this store select, and build summaries, on threads of the host from now on. `None`, the
     /// default, leaves everything on the calling thread.
     ///
-    /// Results do not depend on it: every number of threads gives the same bits.
+    /// Results do not depend on it: every number of threads gives the same bits. The store holds the host until it is
+    /// closed, so a host must not hold the store.
     pub fn set_compute_threads(&self, threads: Option<Arc<dyn ComputeThreads>>) {
-        *self.inner.devices.compute.write().unwrap_or_else(PoisonError::into_inner) = threads;
+        let mut own = self.inner.devices.compute.write().unwrap_or_else(PoisonError::into_inner);
+        let former = std::mem::replace(&mut *own, threads);
+        // A host may wait for its threads when it is dropped, and one of them may wait for this lock.
+        drop(own);
+        drop(former);
     }
 
     /// Opens or creates a store in these directories.
