@@ -183,7 +183,7 @@ impl StoreOptions {
         self
     }
 
-    /// Sets whether to create the store when its directories are empty or missing. Default true.
+    /// Sets whether to create the store when its directories are empty. A missing directory is an error. Default true.
     #[must_use]
     pub fn create(mut self, create: bool) -> Self {
         self.create = create;

@@ -67,6 +67,7 @@ pub use low_rank::summary::LowRankSpec;
 pub use method::{AdapterFit, ChosenUnit, Method, MethodParameter};
 pub use pqcache::PqCache;
 pub use registry::{MethodSpec, methods};
+pub(crate) use score_tiles::sharing_threads;
 pub use sealed_keys::{QueryProfile, SealedKeys};
 pub use selector::{HeadAggregation, ScoreRequest, Selector, SelectorId, aggregate, summary_as};
 pub use shadowkv::reconstructed::ReconstructOptions;

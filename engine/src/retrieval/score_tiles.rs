@@ -18,12 +18,18 @@ use std::ops::Range;
 const TILE: usize = 4096;
 /// The most units of a tile.
 const TILE_UNITS: usize = 256;
-/// The least scores of a run. A thread takes one run at a time.
+/// About how many token scores a run has, in whole tiles. A thread takes one run at a time.
 const RUN: usize = 16384;
 /// Fewer runs stay on the calling thread, because another one would first have to fetch the tables of the query.
 const SHARED_RUNS: usize = 5;
 /// Token scores that are computed before the best of each group is taken.
 const FEW: usize = 4096;
+
+/// Returns how many of `threads` share the scores of `groups`, at most, if a group has this many token scores.
+pub(crate) fn sharing_threads(threads: usize, groups: usize, of_group: usize) -> usize {
+    let runs = groups.div_ceil((RUN / of_group.max(1)).max(1));
+    if runs < SHARED_RUNS { 1 } else { threads.clamp(1, runs) }
+}
 
 /// Scores groups for methods that score tokens linearly in the query.
 ///
@@ -303,6 +309,20 @@ mod tests {
     use crate::retrieval::summary::KeyShape;
     use proptest::prelude::*;
     use stratakv_format::DType;
+
+    #[test]
+    fn threads_share_no_more_runs_than_there_are() {
+        for (threads, groups, of_group, sharing) in [
+            (0, 0, 0, 1),
+            (0, 100_000, 64, 1),
+            (8, 4 * 512, 32, 1),
+            (8, 4 * 512 + 1, 32, 5),
+            (3, 4 * 512 + 1, 32, 3),
+            (usize::MAX, 1_000, 1 << 20, 1_000),
+        ] {
+            assert_eq!(sharing_threads(threads, groups, of_group), sharing, "{threads} {groups} {of_group}");
+        }
+    }
 
     proptest! {
         #[test]

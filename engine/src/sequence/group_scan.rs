@@ -9,7 +9,7 @@ use crate::error::{ErrorKind, Result};
 use crate::read::{BlockReader, SegmentRange};
 
 /// The most bytes of blocks that are read at once.
-const READ_BYTES: usize = 1 << 20;
+pub(super) const READ_BYTES: usize = 1 << 20;
 
 /// A function that takes a group, its decoded K plane, and its stored block, which may end after the K plane.
 pub(super) type Visitor<'a> = dyn FnMut(u64, &[u8], &[u8]) -> Result<()> + 'a;

@@ -63,6 +63,7 @@ mod span;
 mod stored_clusters;
 mod streams;
 mod suffix_summary;
+mod summary_build;
 mod summary_streams;
 mod summary_upkeep;
 #[cfg(test)]

@@ -244,6 +244,15 @@ impl SelectorSet {
         Ok(())
     }
 
+    /// Returns memory to the budget that summaries, and `more` bytes beside them, do not need.
+    pub(super) fn give_back(&mut self, devices: &Devices, layers: &LayerSet, more: usize) {
+        let held = summary_bytes(layers, 0, 0) + more;
+        if held < self.memory.bytes() {
+            // Shrinking always succeeds.
+            devices.resize(&mut self.memory, held);
+        }
+    }
+
     /// Returns memory that summaries and exact keys no longer hold to the budget.
     pub(super) fn account(&mut self, devices: &Devices, layers: &LayerSet) {
         // Shrinking always succeeds.

@@ -4,14 +4,13 @@
 //!
 //! 1. Every layer starts an empty summary of each kind that the selector needs and the sequence lacks.
 //! 2. The summary takes its stored state (see `cluster_states`), the stored records of groups, and the keys of groups
-//!    without records ([`Sequence::fill`]).
+//!    without records (see `summary_build`).
 //! 3. From then on, each append adds the sealed groups to it.
 //!
 //! If summaries are streamed, a layer keeps nothing of a kind that min/max records give, and only the suffix without
 //! stored records of other kinds (see `suffix_summary`).
 
 use super::attached_summary::AttachedSummary;
-use super::cluster_states::StoredKind;
 use super::handle::Sequence;
 use super::select::check_query;
 use super::selector_set::AttachedSelector;
@@ -19,24 +18,12 @@ use super::span::Span;
 use super::suffix_summary::ScoredSummary;
 use crate::error::{Error, ErrorKind, Result};
 use crate::metrics::{Category, Reservation, lock};
-use crate::options::{ComputeThreads, SummaryResidency, for_each};
 use crate::plan::{SelectOptions, Selection};
-use crate::retrieval::{
-    KeyGroup, LayerSummary, ScoreRequest, Selector, SelectorId, SummaryRecordId, SummarySpec, choose,
-};
+use crate::retrieval::{LayerSummary, ScoreRequest, Selector, SelectorId, SummaryRecordId, choose, sharing_threads};
 use std::sync::Arc;
 
-/// The most bytes that another thread keeps for the scores of a layer, beside copies of the query. It has room for a
-/// tile and for widened records.
+/// The most bytes that another thread keeps for the tiles of a layer.
 const THREAD_BYTES: usize = 128 << 10;
-
-/// The summary of a layer that is being built.
-struct NewSummary {
-    at: usize,
-    summary: AttachedSummary,
-    /// True if its state was stored, so that its clusters are there.
-    is_restored: bool,
-}
 
 /// The slots of the kinds of a selector, the memory of their adapters, and the kinds whose stored clusters were
 /// searched for.
@@ -212,12 +199,7 @@ impl Sequence {
                 count: count.saturating_sub(span.forced_count(&forced)),
                 threads: threads.as_deref(),
             };
-            let mut scratch = self.reserve_scores(&span, &request);
-            if scratch.is_err() && request.threads.take().is_some() {
-                // One thread needs less.
-                scratch = self.reserve_scores(&span, &request);
-            }
-            let _scratch = scratch.map_err(place)?;
+            let _scratch = self.reserve_scores(&mut request).map_err(place)?;
             let scored = self.scored(state, attached.summaries(state), &span).map_err(place)?;
             let summaries: Vec<&dyn LayerSummary> = scored.iter().map(ScoredSummary::get).collect();
             attached.selector().score(&summaries, &request, &mut scores).map_err(place)?;
@@ -229,17 +211,27 @@ impl Sequence {
     }
 
     /// Takes the memory of the scores of a layer. A selector that looks at groups alone may need them twice, with notes
-    /// of each.
+    /// of each. A request without memory for its threads loses them: memory of reads in flight is not worth them.
     ///
     /// # Errors
     /// [`ErrorKind::MemoryLimit`].
-    fn reserve_scores(&self, span: &Span, request: &ScoreRequest<'_>) -> Result<Reservation> {
-        let heads = request.query.len() / request.shape.key_dim;
+    fn reserve_scores(&self, request: &mut ScoreRequest<'_>) -> Result<Reservation> {
+        let (shape, groups) = (request.shape, request.groups.len());
+        let heads = request.query.len() / shape.key_dim;
         let lanes = heads.next_multiple_of(if heads > 8 { 16 } else { 8 });
-        let bytes = span.len() * (self.identity.layout.group_tokens().max(2) * lanes * 4 + 96);
-        let others = request.threads.map_or(0, |threads| threads.threads().saturating_sub(1));
-        let each = THREAD_BYTES + 4 * size_of_val(request.query);
-        self.reserve_scratch(bytes.saturating_add(others.saturating_mul(each)))
+        let bytes = groups * (shape.group_tokens.max(2) * lanes * 4 + 96);
+        if let Some(threads) = request.threads {
+            let others = sharing_threads(threads.threads(), groups, shape.group_tokens * lanes) - 1;
+            // Each has a tile, the query in the forms of the method, and widened keys of a group.
+            let each = THREAD_BYTES + 4 * size_of_val(request.query) + 4 * shape.width() * (shape.group_tokens + heads);
+            let more = bytes.saturating_add(others.saturating_mul(each));
+            let both = (others > 0).then(|| self.store.devices.budget.try_reserve(more, Category::Summaries));
+            if let Some(both) = both.flatten() {
+                return Ok(both);
+            }
+            request.threads = None;
+        }
+        self.reserve_scratch(bytes)
     }
 
     /// Takes the memory of a choice.
@@ -256,133 +248,5 @@ impl Sequence {
     /// Returns memory that summaries and exact keys no longer hold to the budget.
     pub(super) fn account_summaries(&mut self) {
         self.selectors.account(&self.store.devices, &self.layers);
-    }
-
-    /// Builds the summaries of a kind for every layer, in the next slot. Layers whose state is stored are restored from
-    /// it. Returns the stored clusters of the kind if it has states.
-    ///
-    /// Threads of the host build as many layers at a time as there is memory for.
-    fn build(&mut self, kind: &Arc<dyn SummarySpec>) -> Result<Option<StoredKind>> {
-        let mut stored: Option<StoredKind> = None;
-        let mut built = Vec::new();
-        let threads = self.store.devices.compute_threads();
-        let at_once = threads.as_ref().map_or(1, |threads| threads.threads().max(1));
-        let mut begun: Vec<NewSummary> = Vec::new();
-        // The most bytes of finished layers, and of those that are begun.
-        let (mut held, mut most) = (0, 0);
-        for at in 0..self.layers.slots() {
-            let Some(layer) = self.layers.get(at) else { continue };
-            let mut summary = kind.layer(at, layer.shape())?;
-            if self.streams_bounds(summary.as_mut())? {
-                held += self.finish_layers(&mut begun, threads.as_deref(), &mut built)?;
-                most = 0;
-                built.push(AttachedSummary::Whole(summary));
-                continue;
-            }
-            let groups = layer.groups() as usize;
-            let mut restored = None;
-            if summary.state_encoding().is_some() {
-                let stored = stored.get_or_insert_with(|| self.stored_kind(&kind.id()));
-                restored = self.restored_layer((at, layer), kind, stored)?;
-            }
-            let is_restored = restored.is_some();
-            let summary = match restored {
-                Some(restored) => AttachedSummary::Whole(restored),
-                None => match self.suffix(at, kind)? {
-                    Some(suffix) => AttachedSummary::Suffix(suffix),
-                    None => AttachedSummary::Whole(summary),
-                },
-            };
-            let own = summary.get().bytes_for(groups - summary.get().groups());
-            let together = held + most + own;
-            let joins = begun.len() < at_once
-                && self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), together).is_ok();
-            if !joins {
-                held += self.finish_layers(&mut begun, threads.as_deref(), &mut built)?;
-                most = 0;
-                self.selectors.reserve(&self.store.devices, &self.layers, (at, 0), held + own)?;
-            }
-            most += own;
-            begun.push(NewSummary { at, summary, is_restored });
-        }
-        self.finish_layers(&mut begun, threads.as_deref(), &mut built)?;
-        for (layer, summary) in self.layers.iter_mut().zip(built) {
-            layer.summaries_mut().attach(summary);
-        }
-        Ok(stored)
-    }
-
-    /// Adds the sealed groups of their layers to summaries, and moves these to `built`. Returns the bytes that they
-    /// take.
-    ///
-    /// # Errors
-    /// The first error in the order of the layers.
-    fn finish_layers(
-        &self,
-        begun: &mut Vec<NewSummary>,
-        threads: Option<&dyn ComputeThreads>,
-        built: &mut Vec<AttachedSummary>,
-    ) -> Result<usize> {
-        let mut outcomes: Vec<Result<()>> = begun.iter().map(|_| Ok(())).collect();
-        let each = begun.iter_mut().zip(&mut outcomes);
-        for_each(
-            threads,
-            each,
-            || (),
-            |(), (new, outcome)| {
-                *outcome = self.finish_layer(new).map_err(|e| e.during(format!("layer {}", new.at)));
-            },
-        );
-        outcomes.into_iter().collect::<Result<()>>()?;
-        // Clusters take less than the keys that they are built from.
-        let bytes = begun.iter().map(|new| new.summary.get().bytes_for(0)).sum();
-        built.extend(begun.drain(..).map(|new| new.summary));
-        Ok(bytes)
-    }
-
-    /// Adds all sealed groups of its layer to a summary.
-    ///
-    /// # Errors
-    /// Errors of reading keys and records. Errors of the method.
-    fn finish_layer(&self, new: &mut NewSummary) -> Result<()> {
-        let summary = new.summary.get_mut();
-        self.fill(new.at, summary)?;
-        if !new.is_restored {
-            summary.attached();
-        }
-        self.advance_new(self.layer(new.at)?, summary)
-    }
-
-    /// Makes a summary keep nothing if selections can compute it from streamed min/max records. Returns whether they
-    /// can.
-    ///
-    /// # Errors
-    /// [`ErrorKind::InvalidArgument`]: the sequence streams its summaries, but stores no min/max records.
-    fn streams_bounds(&self, summary: &mut dyn LayerSummary) -> Result<bool> {
-        if self.summary_residency() != SummaryResidency::Streamed || !summary.streams_from_min_max() {
-            return Ok(false);
-        }
-        if self.identity.summaries == 0 {
-            let text = "bounds cannot be streamed, because the sequence stores no min/max summary; create it with one";
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        summary.stream();
-        Ok(true)
-    }
-
-    /// Adds all sealed groups of a layer to a summary.
-    fn fill(&self, layer: usize, summary: &mut dyn LayerSummary) -> Result<()> {
-        let state = self.layer(layer)?;
-        let shape = state.shape();
-        let known = summary.groups() as u64;
-        let mut group = self.restore(layer, summary, known)?;
-        while group < state.groups() {
-            group = self.visit(state, group, &[], &mut |group, keys, _| {
-                summary.push(&KeyGroup::new(shape, keys, group)?);
-                Ok(())
-            })?;
-            group = self.restore(layer, summary, group)?;
-        }
-        Ok(())
     }
 }

@@ -20,7 +20,7 @@ use crate::retrieval::{KeyGroup, LayerSummary, QueryProfile, SealedKeys, Selecto
 /// The most rounds in which a summary may ask for keys after one append.
 const ROUNDS_MAX: usize = 1 << 20;
 /// Groups whose keys are in memory at once while they are supplied.
-const GROUPS_AT_ONCE: usize = 64;
+pub(super) const GROUPS_AT_ONCE: usize = 64;
 
 impl Sequence {
     /// Builds the clusters of one layer from recorded queries, for a selector that needs them (`swarm`, `infllm`).

@@ -1,11 +1,14 @@
-//! Frames of commits that failed, and reads with little memory.
+//! Frames of commits that failed. Reads, selections and attachments with little memory.
 
 use super::caller_state::PreviousState;
 use super::handle::Sequence;
 use crate::io::buffer::SLAB_BYTES;
 use crate::layout::{KvLayout, TensorView};
-use crate::options::{ByteSize, CreateOptions, Durability, StoreOptions};
+use crate::metrics::{Category, Reservation};
+use crate::options::{Budget, ByteSize, ComputeThreads, CreateOptions, Durability, NewThreads, StoreOptions};
+use crate::plan::{SelectOptions, SelectRequest};
 use crate::read::{BlockReader, SegmentRange};
+use crate::retrieval::{HeadAggregation, MethodSpec};
 use crate::sequence::OpenSequence;
 use std::path::Path;
 use std::sync::Arc;
@@ -116,4 +119,93 @@ fn frames_of_a_fork_are_announced_once() {
     fork.commit(Durability::Sync).unwrap();
     assert_eq!((fork.frames.to_announce(), fork.frames.named().len()), (0, 1));
     assert_eq!(fork.len(), 16);
+}
+
+/// Takes all memory of a store but `left` bytes.
+fn leave(sequence: &Sequence, left: usize) -> Reservation {
+    let budget = &sequence.store.devices.budget;
+    budget.try_reserve(budget.limit() - budget.used() - left, Category::Summaries).unwrap()
+}
+
+/// A host that may not compute.
+struct Forbidden;
+
+impl ComputeThreads for Forbidden {
+    fn threads(&self) -> usize {
+        usize::MAX
+    }
+
+    fn run(&self, _parts: usize, _part: &(dyn Fn() + Sync)) {
+        panic!("there is no memory for the threads");
+    }
+}
+
+#[test]
+fn a_selection_without_memory_for_threads_takes_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).memory_limit(ByteSize::mib(32)).open().unwrap();
+    let mut sequence = store.create_sequence(&layout(), CreateOptions::new()).unwrap();
+    append(&mut sequence, 16_000);
+    let signs = "signs".parse::<MethodSpec>().unwrap().selector(None).unwrap();
+    let id = sequence.attach(signs).unwrap();
+    let options = SelectOptions::new(Budget::tokens(800)).aggregation(HeadAggregation::Softmax);
+    let request = || SelectRequest::query(&[1.0; 8 * DIM]).options(options).selector(id);
+    let select = || sequence.select(0, request()).unwrap().groups().collect::<Vec<u64>>();
+    let alone = select();
+    // The scores of 2000 groups take 8 * 8 * 4 + 96 bytes each. Each thread would take 130 KiB more.
+    let _held = leave(&sequence, 2000 * 352 + (100 << 10));
+    store.set_compute_threads(Some(Arc::new(Forbidden)));
+    assert_eq!(select(), alone);
+}
+
+#[test]
+fn an_attachment_on_threads_needs_no_more_memory_than_on_one() {
+    const LAYERS: usize = 6;
+    let dir = tempfile::tempdir().unwrap();
+    let store = options(dir.path()).memory_limit(ByteSize::mib(64)).open().unwrap();
+    let layout = KvLayout::builder().layers(LAYERS as u16).kv_heads(2).head_dim(DIM as u16).group_tokens(8);
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new()).unwrap();
+    let mut random = fastrand::Rng::with_seed(4);
+    let mut append = |sequence: &mut Sequence, tokens: usize| {
+        for layer in 0..LAYERS {
+            let rows: Vec<f32> = (0..tokens * 2 * DIM).map(|_| random.f32() - 0.5).collect();
+            let view = TensorView::token_major(&rows, tokens, 2, DIM);
+            sequence.append(layer, view, view).unwrap();
+        }
+        sequence.commit(Durability::Sync).unwrap();
+    };
+    let method = || "dynakv:8".parse::<MethodSpec>().unwrap().selector(None).unwrap();
+    append(&mut sequence, 4000);
+    let id = sequence.attach(method()).unwrap();
+    sequence.store_clusters(id).unwrap();
+    sequence.detach(id).unwrap();
+    // The state of the clusters does not know these tokens.
+    append(&mut sequence, 400);
+
+    let devices = Arc::clone(&sequence.store.devices);
+    let budget = &devices.budget;
+    // Memory that can never be had frees all buffers that no read uses.
+    let free_buffers = || assert!(devices.reserve(budget.limit() + 1, Category::Summaries).is_none());
+    let lists = |sequence: &Sequence, id| -> Vec<String> {
+        let of = |layer| format!("{:?}", sequence.selector_summaries(id, layer).unwrap()[0].cluster_lists());
+        (0..LAYERS).map(of).collect()
+    };
+    let (alone, need) = {
+        let mut fork = sequence.fork().unwrap();
+        free_buffers();
+        let (held, before) = (leave(&fork, budget.limit() - budget.peak()), budget.peak());
+        let id = fork.attach(method()).unwrap();
+        drop(held);
+        (lists(&fork, id), budget.peak() - before)
+    };
+    let restored = store.health().restored_layers;
+    assert!(restored >= LAYERS as u64 && need > 0, "{restored} layers, {need} bytes");
+
+    let mut fork = sequence.fork().unwrap();
+    free_buffers();
+    let _held = leave(&fork, need + (64 << 10));
+    store.set_compute_threads(Some(Arc::new(NewThreads { threads: LAYERS, calls: LAYERS })));
+    let id = fork.attach(method()).unwrap();
+    assert_eq!(lists(&fork, id), alone);
+    assert_eq!(store.health().restored_layers, restored + LAYERS as u64);
 }
