@@ -53,11 +53,11 @@ loom:
 fuzz *targets:
   #!/usr/bin/env bash
   set -euo pipefail
-  cargo +nightly fuzz build --fuzz-dir fuzz
+  cargo +nightly fuzz build --fuzz-dir fuzz --features gguf
   names='{{targets}}'
   for name in ${names:-$(cargo +nightly fuzz list --fuzz-dir fuzz)}; do
     mkdir -p "fuzz/corpus/$name" "fuzz/seeds/$name"
-    cargo +nightly fuzz run --fuzz-dir fuzz "$name" "fuzz/corpus/$name" "fuzz/seeds/$name" -- \
+    cargo +nightly fuzz run --fuzz-dir fuzz --features gguf "$name" "fuzz/corpus/$name" "fuzz/seeds/$name" -- \
       -max_total_time={{fuzz_seconds}} -verbosity=0 -print_final_stats=1 -rss_limit_mb=2048
   done
 
