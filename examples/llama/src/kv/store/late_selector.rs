@@ -27,10 +27,12 @@ pub(super) enum LateSelector {
 
 impl StoreKv {
     /// Attaches a selector that chooses entries, once the prompt is there. A method that needs a profile gets the
-    /// [recorded](Self::record_queries) queries of every layer, or those of [`KvCache::set_profile`].
+    /// [recorded](Self::record_queries) queries of every layer, or those of
+    /// [`KvCache::set_profile`](crate::kv::KvCache::set_profile).
     ///
     /// # Errors
-    /// Fails as [`Sequence::attach`] and [`Sequence::profile`] do.
+    /// Fails as [`Sequence::attach`](stratakv::Sequence::attach) and
+    /// [`Sequence::profile`](stratakv::Sequence::profile) do.
     pub fn attach_entries(&mut self, selector: Arc<dyn Selector>) -> stratakv::Result<SelectorId> {
         let id = self.sequence.attach(selector)?;
         for layer in 0..self.geometry.layers.len() {
