@@ -131,8 +131,7 @@ mod tests {
         }
 
         fn run(&self, parts: usize, part: &(dyn Fn() + Sync)) {
-            let run = || (0..parts).for_each(|_| drop(std::thread::scope(|scope| scope.spawn(part).join())));
-            run();
+            (0..parts).for_each(|_| drop(std::thread::scope(|scope| scope.spawn(part).join())));
         }
     }
 

@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::events::event;
 use crate::io::{coverage, planted};
 use crate::log::DerivedRelease;
-use crate::metrics::lock;
+use crate::metrics::{Reservation, lock};
 use crate::pools::{
     FrontPieces, JoinedState, StateFrames, StatePlace, StatesFront, WrittenStates, commit_derived, join,
 };
@@ -73,6 +73,9 @@ pub(super) struct StoredKind {
     pub(super) loaded: Option<LoadedClusters>,
     found: Option<FoundState>,
 }
+
+/// A summary that took its stored state, and the memory that it needed for that.
+pub(super) type RestoredLayer = (Box<dyn LayerSummary>, Reservation);
 
 impl Sequence {
     /// Reads the directories of a kind of summary, and finds its state. Anything that fails counts as missing.
@@ -132,7 +135,8 @@ impl Sequence {
         (found, others)
     }
 
-    /// Returns the summary of a layer from its state, if there is a state that the summary accepts.
+    /// Returns the summary of a layer from its state, if there is a state that the summary accepts. Its memory is held
+    /// until the summary has memory of its own.
     ///
     /// # Errors
     /// [`MemoryLimit`](crate::ErrorKind::MemoryLimit): the state does not fit.
@@ -141,7 +145,7 @@ impl Sequence {
         (at, layer): (usize, &LayerState),
         kind: &Arc<dyn SummarySpec>,
         stored: &mut StoredKind,
-    ) -> Result<Option<Box<dyn LayerSummary>>> {
+    ) -> Result<Option<RestoredLayer>> {
         let Some(found) = &stored.found else { return Ok(None) };
         let own = |(frame, places): &(DerivedPlace, Vec<StatePlace>)| {
             let of_layer = places.iter().filter(|place| usize::from(place.layer) == at).copied();
@@ -191,12 +195,12 @@ impl Sequence {
             return Ok(None);
         }
         let mut state = StateReader::new(&state);
-        let _tables = self.reserve_scratch(summary.take_state_bytes(&state))?;
+        let tables = self.reserve_scratch(summary.take_state_bytes(&state))?;
         match summary.take_state(&mut state, groups.min(layer.groups()) as usize) {
             Ok(()) => {
                 coverage!(ClusterStateTaken);
                 self.store.activity.counters.restored_layers.add(1);
-                Ok(Some(summary))
+                Ok(Some((summary, tables)))
             }
             Err(e) => {
                 event!(warn, cause = e, layer = at, "the stored state of a method is not used");

@@ -209,8 +209,9 @@ impl SelectorSet {
         self.kinds.truncate(mark.kinds);
         let kinds = &self.kinds;
         self.loaded.retain(|loaded| kinds.iter().any(|kind| kind.id == loaded.method));
-        // Shrinking always succeeds.
-        devices.resize(&mut self.memory, mark.bytes);
+        // Shrinking always succeeds. The attachment may have given back more than it took.
+        let bytes = mark.bytes.min(self.memory.bytes());
+        devices.resize(&mut self.memory, bytes);
         mark.kinds
     }
 
@@ -242,6 +243,12 @@ impl SelectorSet {
             return Err(Error::new(ErrorKind::MemoryLimit, text));
         }
         Ok(())
+    }
+
+    /// Reserves memory as [`Self::reserve`], if it is free at once. Returns whether it is. No buffer is freed for it.
+    pub(super) fn try_reserve(&mut self, layers: &LayerSet, more: usize) -> bool {
+        let held = summary_bytes(layers, 0, 0) + more;
+        held <= self.memory.bytes() || self.memory.resize(held)
     }
 
     /// Returns memory to the budget that summaries, and `more` bytes beside them, do not need.

@@ -157,8 +157,8 @@ impl Sequence {
     }
 
     /// Returns the summaries of a layer that a selector chooses by, for its own inspection. If summaries are
-    /// [streamed](crate::SummaryResidency::Streamed), bounds have no group, and others only the groups whose records are
-    /// on no device.
+    /// [streamed](crate::SummaryResidency::Streamed), bounds have no group. Others have only the groups whose records
+    /// are on no device.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidArgument`]: no such layer, or a selector of another sequence.

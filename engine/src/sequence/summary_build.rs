@@ -5,15 +5,16 @@
 //! 3. The layers that wait are finished, each on one thread: stored records first, keys for groups without records.
 //!
 //! A layer that is begun has memory for all of its groups. An attachment needs no more memory than with one layer at a
-//! time: if a layer finds too little, those that wait are finished first, and give back what they do not keep.
+//! time. If a layer finds too little, those that wait are finished first, and give back what they do not keep.
 
 use super::attached_summary::AttachedSummary;
-use super::cluster_states::StoredKind;
+use super::cluster_states::{RestoredLayer, StoredKind};
 use super::group_scan;
 use super::handle::Sequence;
 use super::layer::LayerState;
 use super::summary_upkeep;
 use crate::error::{Error, ErrorKind, Result};
+use crate::metrics::Reservation;
 use crate::options::{ComputeThreads, SummaryResidency, for_each};
 use crate::retrieval::{KeyGroup, LayerSummary, SummarySpec};
 use std::sync::Arc;
@@ -22,8 +23,17 @@ use std::sync::Arc;
 struct NewSummary {
     at: usize,
     summary: AttachedSummary,
-    /// True if its state was stored, so that its clusters are there.
-    is_restored: bool,
+    /// The memory of its state, if that was stored. Its clusters are there then.
+    restored: Option<Reservation>,
+}
+
+impl NewSummary {
+    /// Gives back the memory of the state. From then on the layer has memory of its own.
+    fn give_back_state(&mut self) {
+        if let Some(held) = &mut self.restored {
+            held.resize(0);
+        }
+    }
 }
 
 /// The summaries of a kind.
@@ -32,7 +42,7 @@ struct SummaryBuild {
     /// How many layers are finished at a time.
     at_once: usize,
     begun: Vec<NewSummary>,
-    /// The most bytes of layers that are begun, with what their threads keep meanwhile.
+    /// The most bytes of layers that are begun, with what further threads keep meanwhile.
     begun_bytes: usize,
     built: Vec<AttachedSummary>,
     built_bytes: usize,
@@ -64,15 +74,14 @@ impl Sequence {
                 let stored = stored.get_or_insert_with(|| self.stored_kind(&kind.id()));
                 restored = self.restore_state(at, kind, stored, &mut build)?;
             }
-            let is_restored = restored.is_some();
-            let summary = match restored {
-                Some(restored) => AttachedSummary::Whole(restored),
+            let (summary, restored) = match restored {
+                Some((restored, held)) => (AttachedSummary::Whole(restored), Some(held)),
                 None => match self.suffix(at, kind)? {
-                    Some(suffix) => AttachedSummary::Suffix(suffix),
-                    None => AttachedSummary::Whole(summary),
+                    Some(suffix) => (AttachedSummary::Suffix(suffix), None),
+                    None => (AttachedSummary::Whole(summary), None),
                 },
             };
-            self.begin(NewSummary { at, summary, is_restored }, &mut build)?;
+            self.begin(NewSummary { at, summary, restored }, &mut build)?;
         }
         self.finish(&mut build)?;
         for (layer, summary) in self.layers.iter_mut().zip(build.built) {
@@ -89,13 +98,13 @@ impl Sequence {
         kind: &Arc<dyn SummarySpec>,
         stored: &mut StoredKind,
         build: &mut SummaryBuild,
-    ) -> Result<Option<Box<dyn LayerSummary>>> {
+    ) -> Result<Option<RestoredLayer>> {
         // A layer that no other one may join keeps memory for its groups until it is finished.
         if build.begun.len() >= build.at_once {
             self.finish(build)?;
         }
         match self.restored_layer((at, self.layer(at)?), kind, stored) {
-            Err(e) if e.kind() == ErrorKind::MemoryLimit && !build.begun.is_empty() => {
+            Err(e) if matches!(e.kind(), ErrorKind::MemoryLimit | ErrorKind::Busy) && !build.begun.is_empty() => {
                 self.finish(build)?;
                 self.restored_layer((at, self.layer(at)?), kind, stored)
             }
@@ -108,21 +117,28 @@ impl Sequence {
     ///
     /// # Errors
     /// [`ErrorKind::MemoryLimit`]. Errors of [`Self::finish`].
-    fn begin(&mut self, new: NewSummary, build: &mut SummaryBuild) -> Result<()> {
-        let layer = self.layer(new.at)?;
-        let summary = new.summary.get();
+    fn begin(&mut self, mut new: NewSummary, build: &mut SummaryBuild) -> Result<()> {
+        let (layer, summary) = (self.layer(new.at)?, new.summary.get());
         let own = summary.bytes_for(layer.groups() as usize - summary.groups());
         let beside = if build.begun.is_empty() { 0 } else { thread_bytes(layer) };
         let together = build.built_bytes + build.begun_bytes + own + beside;
-        let joins = build.begun.len() < build.at_once
-            && self.selectors.reserve(&self.store.devices, &self.layers, (new.at, 0), together).is_ok();
+        let joins = if build.begun.is_empty() {
+            new.give_back_state();
+            self.selectors.reserve(&self.store.devices, &self.layers, (new.at, 0), together).is_ok()
+        } else {
+            // Threads need one buffer at least, and wait for each other to have it.
+            let buffer = self.store.devices.arena.lease(group_scan::READ_BYTES);
+            build.begun.len() < build.at_once && buffer.is_ok() && self.selectors.try_reserve(&self.layers, together)
+        };
         build.begun_bytes += own + beside;
         if !joins {
             self.finish(build)?;
+            new.give_back_state();
             let alone = build.built_bytes + own;
             self.selectors.reserve(&self.store.devices, &self.layers, (new.at, 0), alone)?;
             build.begun_bytes = own;
         }
+        new.give_back_state();
         build.begun.push(new);
         Ok(())
     }
@@ -158,7 +174,7 @@ impl Sequence {
     fn finish_layer(&self, new: &mut NewSummary) -> Result<()> {
         let summary = new.summary.get_mut();
         self.fill(new.at, summary)?;
-        if !new.is_restored {
+        if new.restored.is_none() {
             summary.attached();
         }
         self.advance_new(self.layer(new.at)?, summary)
@@ -198,8 +214,8 @@ impl Sequence {
     }
 }
 
-/// Returns the most bytes that a thread keeps while it adds groups of a layer to a summary: pages that were read with
-/// what was copied out of them, and keys that a summary asks for.
+/// Returns the most bytes that a thread keeps while it adds groups of a layer to a summary. It copies records or blocks
+/// out of the pages that it reads, and keeps keys that a summary asks for.
 fn thread_bytes(layer: &LayerState) -> usize {
     let keys = layer.coder().map_or(layer.block().key_bytes, |coder| coder.plain_bytes(0));
     2 * group_scan::READ_BYTES + summary_upkeep::GROUPS_AT_ONCE * keys
