@@ -7,7 +7,8 @@ use stratakv::Durability;
 use stratakv::options::CachePolicy;
 use stratakv_llama::kv::backend::{Backend, KvOptions, open};
 use stratakv_llama::kv::memory::MemoryPolicy;
-use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, KvStats, LayerGeometry, MemoryKv};
+use stratakv_llama::kv::store::StoreKv;
+use stratakv_llama::kv::{KvCache, KvDType, KvGeometry, KvStats, LayerGeometry, MemoryKv, Predict};
 use stratakv_llama::model::{LogitPositions, Model};
 use stratakv_llama::recall::{self, ProfileSource, RecallRun};
 
@@ -413,4 +414,37 @@ fn tokens_that_follow_others_attend_as_in_decode_steps() {
     let mut full = MemoryKv::new(geometry, MemoryPolicy::Full);
     assert!(model.extend(&[], &mut full, &|_| ()).is_err());
     assert!(model.extend(&[999], &mut full, &|_| ()).is_err());
+}
+
+#[test]
+fn tokens_of_a_prompt_that_goes_on_are_no_steps_of_the_trial_of_predictions() {
+    let directory = tempfile::tempdir().unwrap();
+    let layer = LayerGeometry { kv_heads: 2, head_dim: 64, window: None };
+    let dtype = KvDType::F16;
+    let geometry = KvGeometry { layers: vec![layer; 2], query_heads: 4, scale: 0.125, dtype, rope: None };
+    let options = KvOptions { read_ahead: true, ..options("minmax", &[directory.path()]) };
+    let backend = open(&options, geometry, [7; 32]).unwrap();
+    let mut cache = backend.create("s").unwrap();
+    let (rows, query, mut out) = ([0.5; 2 * 64], [0.5; 4 * 64], [0.0; 4 * 64]);
+    // More tokens than the trial measures steps of one kind.
+    for layer in 0..2 {
+        for _ in 0..40 {
+            cache.append(layer, &rows, &rows, 1).unwrap();
+            cache.attend(layer, &query, &mut out).unwrap();
+        }
+    }
+    let predicted = |cache: &StoreKv| cache.stats().pipeline.unwrap().predicted_layers;
+    for step in 0..10 {
+        let before = predicted(&cache);
+        for layer in 0..2 {
+            cache.append(layer, &rows, &rows, 1).unwrap();
+            let next = || Ok(query.to_vec());
+            let predict: Option<&Predict<'_>> = if layer == 0 { Some(&next) } else { None };
+            cache.prepare(layer, &query, predict).unwrap();
+            cache.attend(layer, &query, &mut out).unwrap();
+        }
+        assert_eq!(predicted(&cache) - before, u64::from(step < 8), "step {step}");
+    }
+    Box::new(cache).finish(false).unwrap();
+    backend.close().unwrap();
 }
