@@ -15,7 +15,7 @@ pub(crate) fn with_threads_awake<R>(work: impl FnOnce() -> R) -> R {
     beside_waits(|done| wait_for_work(done, WAIT_MAX), work)
 }
 
-/// Calls `work`, and `wait` on every other thread of the pool. What `wait` gets is set when `work` has ended.
+/// Calls `work`, and `wait` on every other thread of the pool. The argument of `wait` is true once `work` has ended.
 fn beside_waits<R>(wait: impl Fn(&AtomicBool) + Send + Sync + 'static, work: impl FnOnce() -> R) -> R {
     let Some(own) = rayon::current_thread_index().filter(|_| rayon::current_num_threads() > 1) else { return work() };
     let done = Arc::new(AtomicBool::new(false));

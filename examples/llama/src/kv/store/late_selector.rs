@@ -27,8 +27,8 @@ pub(super) enum LateSelector {
 
 impl StoreKv {
     /// Attaches a selector that chooses entries, once the prompt is there. A method that needs a profile gets the
-    /// [recorded](Self::record_queries) queries of every layer, or those of
-    /// [`KvCache::set_profile`](crate::kv::KvCache::set_profile).
+    /// [recorded](Self::record_queries) queries of every layer. Queries that
+    /// [`KvCache::set_profile`](crate::kv::KvCache::set_profile) gave take their place.
     ///
     /// # Errors
     /// Fails as [`Sequence::attach`](stratakv::Sequence::attach) and

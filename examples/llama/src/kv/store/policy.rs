@@ -34,7 +34,7 @@ pub enum StorePolicy {
     },
 }
 
-/// What a request depends on beside the queries.
+/// The layer, and the settings of the cache, that a request depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LayerContext {
     /// Tokens of the layer.
@@ -45,7 +45,7 @@ pub(super) struct LayerContext {
     pub(super) slides: bool,
     /// The factor of attention scores.
     pub(super) scale: f32,
-    /// What is read of the groups that a selector chooses.
+    /// The planes that are read of the groups that a selector chooses.
     pub(super) planes: PlaneSet,
 }
 

@@ -11,8 +11,8 @@ pub struct SelectedSums {
     pub entries: f64,
     /// Runs of neighbouring groups: the requests of a store that keeps groups in the order of tokens.
     pub runs: u64,
-    /// Runs of neighbouring clusters, or runs of groups for a method of groups: the requests of a store that keeps the
-    /// entries of a cluster together, and clusters in the method's order.
+    /// Runs of neighbouring clusters, or runs of groups for a method of groups. A store that keeps the entries of a
+    /// cluster together, and clusters in the method's order, makes one request of each.
     pub cluster_runs: u64,
 }
 
