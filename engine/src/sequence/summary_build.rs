@@ -120,18 +120,15 @@ impl Sequence {
     fn begin(&mut self, mut new: NewSummary, build: &mut SummaryBuild) -> Result<()> {
         let (layer, summary) = (self.layer(new.at)?, new.summary.get());
         let own = summary.bytes_for(layer.groups() as usize - summary.groups());
-        let beside = if build.begun.is_empty() { 0 } else { thread_bytes(layer) };
+        let beside = thread_bytes(layer);
         let together = build.built_bytes + build.begun_bytes + own + beside;
-        let joins = if build.begun.is_empty() {
-            new.give_back_state();
-            self.selectors.reserve(&self.store.devices, &self.layers, (new.at, 0), together).is_ok()
+        let may_join = !build.begun.is_empty() && build.begun.len() < build.at_once;
+        // Threads need one buffer at least, and wait for each other to have it.
+        let buffer = may_join.then(|| self.store.devices.arena.lease(group_scan::READ_BYTES));
+        if matches!(buffer, Some(Ok(_))) && self.selectors.try_reserve(&self.layers, together) {
+            build.begun_bytes += own + beside;
         } else {
-            // Threads need one buffer at least, and wait for each other to have it.
-            let buffer = self.store.devices.arena.lease(group_scan::READ_BYTES);
-            build.begun.len() < build.at_once && buffer.is_ok() && self.selectors.try_reserve(&self.layers, together)
-        };
-        build.begun_bytes += own + beside;
-        if !joins {
+            drop(buffer);
             self.finish(build)?;
             new.give_back_state();
             let alone = build.built_bytes + own;
@@ -148,6 +145,9 @@ impl Sequence {
     /// # Errors
     /// The first error in the order of the layers.
     fn finish(&mut self, build: &mut SummaryBuild) -> Result<()> {
+        if build.begun.is_empty() {
+            return Ok(());
+        }
         let mut outcomes: Vec<Result<()>> = build.begun.iter().map(|_| Ok(())).collect();
         let each = build.begun.iter_mut().zip(&mut outcomes);
         for_each(
