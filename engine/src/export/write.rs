@@ -10,13 +10,12 @@ use crate::sequence::{Sequence, SequenceReader};
 use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
-use stratakv_format::DType;
 use stratakv_format::export::{
     ExportEnd, ExportPage, MAGIC, PIECE_BYTES_MAX, PIECE_END, PIECE_GROUPS, PIECE_KEY, PIECE_LAYOUT, PIECE_STATE,
     PIECE_SUMMARY, PIECE_TAIL, PIECE_TOKEN_IDS, Piece, PieceHeader,
 };
 use stratakv_format::features::Features;
-use stratakv_format::frame::{SUMMARY_MIN_MAX, summary_record_bytes};
+use stratakv_format::frame::{SUMMARY_MIN_MAX, min_max_record_bytes};
 use stratakv_format::layout::{LayerGeometry, Layout};
 use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U32, U64};
@@ -169,12 +168,11 @@ fn export(sequence: &Sequence, writer: impl Write) -> Result<Exported> {
     Ok(Exported { tokens: sequence.len(), bytes: out.bytes })
 }
 
-/// Returns the groups of a layer per piece. Their summaries are a piece too, with elements of at most the size of an
-/// f32.
+/// Returns the groups of a layer per piece. Their min/max summaries are a piece too.
 fn groups_per_piece(layout: &Layout, layer: &LayerGeometry) -> u64 {
     let block = layout.block(layer);
     let dense = block.key_bytes + block.value_bytes;
-    (PIECE_BYTES / dense).min(PIECE_BYTES_MAX / summary_record_bytes(layer, DType::F32)).max(1) as u64
+    (PIECE_BYTES / dense).min(PIECE_BYTES_MAX / min_max_record_bytes(layer)).max(1) as u64
 }
 
 /// Returns the most memory beside the buffers of reads: a piece, its bytes without the header, and its summaries.
@@ -182,7 +180,7 @@ fn memory_bytes(layout: &Layout) -> usize {
     let layers = layout.layers.iter().filter(|layer| layer.has_kv());
     let of = |layer: &LayerGeometry| {
         let (block, groups) = (layout.block(layer), groups_per_piece(layout, layer) as usize);
-        (groups * (block.key_bytes + block.value_bytes), groups * summary_record_bytes(layer, DType::F16))
+        (groups * (block.key_bytes + block.value_bytes), groups * min_max_record_bytes(layer))
     };
     let largest = layers.map(of).fold((PIECE_BYTES, 0), |a, b| (a.0.max(b.0), a.1.max(b.1)));
     2 * largest.0.max(largest.1) + largest.1 + 2 * size_of::<PieceHeader>()

@@ -6,11 +6,11 @@ use super::selector_set::SelectorSet;
 use crate::catalog::GroupBuffer;
 use crate::error::Result;
 use crate::log::{FrameBuilder, RecordBytes};
-use crate::retrieval::{MinMax, SummaryRecordId};
+use crate::retrieval::SummaryRecordId;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
-use stratakv_format::frame::SUMMARY_RECORD_BYTES_MAX;
+use stratakv_format::frame::{SUMMARY_RECORD_BYTES_MAX, min_max_element};
 
 /// Bytes kept free in a frame for padding between its parts.
 const SLACK_BYTES: usize = 4096;
@@ -54,7 +54,7 @@ impl Sequence {
 /// Returns the min/max records of a run. They are computed from the keys if the layer streams its records, and so keeps
 /// none.
 fn run_records(layer: &LayerState, run: &GroupBuffer, dtype: DType, streamed: bool) -> Result<Option<RunRecords>> {
-    let element = MinMax::element(dtype);
+    let element = min_max_element(dtype);
     if streamed {
         let records = layer.records_of(run)?;
         let bytes = RecordBytes::Made(bytemuck::cast_slice(&records).to_vec());

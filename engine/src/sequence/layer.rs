@@ -28,7 +28,7 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
-use stratakv_format::frame::summary_record_bytes;
+use stratakv_format::frame::min_max_record_bytes;
 use stratakv_format::layout::{BlockGeometry, LayerGeometry};
 
 /// The most bytes of a run's buffer.
@@ -76,7 +76,7 @@ impl LayerState {
         // A run goes into one frame with its summaries and checksums.
         let groups = block.blocks_per_page.max(1);
         let disk = block.extent_bytes(groups);
-        let record = summary_record_bytes(&geometry, MinMax::element(layout.dtype())) + 16;
+        let record = min_max_record_bytes(&geometry) + 16;
         let run_limit = frame_limit.saturating_sub(2 * PAGE_BYTES) / (disk + groups * record) * disk;
         Ok(Self {
             index,

@@ -34,7 +34,7 @@ use stratakv_format::frame::{
     KIND_POOL, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords,
     tail_plane_bytes,
 };
-use stratakv_format::{DType, FrameId, PAGE_BYTES};
+use stratakv_format::{FrameId, PAGE_BYTES};
 
 /// Tokens of one layer that a frame holds outside of whole groups: planes with `stride` rows per head, of which the
 /// first `tokens` count.
@@ -282,11 +282,6 @@ impl Sequence {
     fn lay_summary(&mut self, frame: &OpenedFrame<'_>, descriptor: &Descriptor) -> Result<()> {
         let index = usize::from(descriptor.layer.get());
         let first = descriptor.first_group(self.identity.layout.raw()) as usize;
-        let expected = MinMax::element(self.identity.layout.dtype());
-        if DType::from_code(descriptor.element) != Some(expected) {
-            let found = format!("a summary of element type {}", descriptor.element);
-            return Err(corrupt(frame.reference, "frame-header", 0, 0, found));
-        }
         // Records that are streamed were not read.
         let Some(known) = self.layer(index)?.summaries().min_max().map(MinMax::groups) else { return Ok(()) };
         let bytes = self.piece(frame, descriptor, 0, None)?;

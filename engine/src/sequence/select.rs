@@ -22,10 +22,11 @@ use crate::plan::{
     SelectedGroup, SelectedTail, Selection, SelectionInner,
 };
 use crate::retrieval::choose;
-use crate::retrieval::{KeptOutliers, MinMax, upper_bounds};
+use crate::retrieval::{KeptOutliers, upper_bounds};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
+use stratakv_format::frame::min_max_element;
 
 impl Sequence {
     /// Returns whether a selection is of this handle.
@@ -226,7 +227,7 @@ impl Sequence {
         out.clear();
         if self.streams_min_max() {
             self.encoded_records(state, groups, out)?;
-            return Ok(Some(MinMax::element(self.identity.layout.dtype())));
+            return Ok(Some(min_max_element(self.identity.layout.dtype())));
         }
         let Some(summary) = state.summaries().min_max() else { return Ok(None) };
         summary.encoded(groups.start as usize..groups.end as usize).for_each(|piece| out.extend_from_slice(piece));

@@ -7,7 +7,7 @@
 use crate::checksum::crc_with_hole;
 use crate::dtype::DType;
 use crate::error::{FormatError, FormatErrorCode};
-use crate::frame::{SUMMARY_MIN_MAX, TOKENS_MAX, summary_record_bytes, tail_plane_bytes};
+use crate::frame::{SUMMARY_MIN_MAX, TOKENS_MAX, min_max_record_bytes, tail_plane_bytes};
 use crate::layout::Layout;
 use crate::verify::{Unverified, Verified, check_crc, check_short_magic, check_zeros};
 use zerocopy::little_endian::{U16, U32, U64};
@@ -122,7 +122,7 @@ impl Piece {
                 Some(tokens / group * (block.key_bytes + block.value_bytes) as u64)
             }
             PIECE_SUMMARY if whole && self.summary == SUMMARY_MIN_MAX => {
-                Some(tokens / group * summary_record_bytes(layer, self.element?) as u64)
+                Some(tokens / group * min_max_record_bytes(layer) as u64)
             }
             PIECE_TAIL if (1..group).contains(&tokens) && self.first.is_multiple_of(group) => {
                 let (key, value) = tail_plane_bytes(layer, layout.dtype, self.tokens as usize);

@@ -80,7 +80,7 @@ pub struct Descriptor {
     pub checksum_first: U32,
     /// The number of its checksums. Groups: one per block and plane. Tail: one per plane. Pool: none. Else one.
     pub checksum_count: U32,
-    /// The element type of a summary ([`DType`]), else 0.
+    /// The element type of a min/max summary ([`min_max_element`]), else 0.
     pub element: u8,
     /// Reserved for encryption: cipher, zero.
     pub cipher: u8,
@@ -99,10 +99,19 @@ struct ExtentGeometry {
     checksums: u64,
 }
 
-/// Returns the bytes of one min/max record: minima `[kv_heads, key_dim]`, then maxima.
+/// Returns the element type of min/max summaries in a layout of `dtype`: f16 for f16, else bf16.
 #[must_use]
-pub const fn summary_record_bytes(layer: &LayerGeometry, element: DType) -> usize {
-    2 * layer.key_elements() * element.bytes()
+pub const fn min_max_element(dtype: DType) -> DType {
+    match dtype {
+        DType::F16 => DType::F16,
+        DType::Bf16 | DType::F32 => DType::Bf16,
+    }
+}
+
+/// Returns the bytes of one min/max record: minima `[kv_heads, key_dim]`, then maxima, of 2 bytes per element.
+#[must_use]
+pub const fn min_max_record_bytes(layer: &LayerGeometry) -> usize {
+    4 * layer.key_elements()
 }
 
 /// Returns the bytes of the K and V planes of `tokens` tail tokens: `[kv_heads, tokens, dim]` each.
@@ -229,7 +238,7 @@ impl Descriptor {
             }
             KIND_SUMMARY => {
                 let groups = self.whole_groups(layout, base)?;
-                self.summary_geometry(layer, groups, base)
+                self.summary_geometry(layout, layer, groups, base)
             }
             KIND_CLUSTER_DELTA => self.delta_geometry(base),
             _ => self.tail_geometry(layout, layer, base),
@@ -309,7 +318,13 @@ impl Descriptor {
         Ok(groups)
     }
 
-    fn summary_geometry(&self, layer: &LayerGeometry, groups: u64, base: usize) -> Result<ExtentGeometry, FormatError> {
+    fn summary_geometry(
+        &self,
+        layout: &Layout,
+        layer: &LayerGeometry,
+        groups: u64,
+        base: usize,
+    ) -> Result<ExtentGeometry, FormatError> {
         let kind = self.summary.get();
         if (SUMMARY_LOW_RANK..=SUMMARY_SIGNS).contains(&kind) {
             let record = self.record_bytes.get();
@@ -320,10 +335,15 @@ impl Descriptor {
             let bytes = size_of::<SummaryHeader>() as u64 + groups * u64::from(record);
             return Ok(ExtentGeometry { bytes, checksums: 1 });
         }
-        let (Some(element), SUMMARY_MIN_MAX) = (DType::from_code(self.element), kind) else {
+        if kind != SUMMARY_MIN_MAX {
             return Err(FormatError::unsupported("summary", base + 6, 1, u64::from(kind)));
-        };
-        Ok(ExtentGeometry { bytes: groups * summary_record_bytes(layer, element) as u64, checksums: 1 })
+        }
+        let element = min_max_element(layout.dtype).code();
+        if self.element != element {
+            let (expected, found) = (u64::from(element), u64::from(self.element));
+            return Err(FormatError::range("element type of a summary", base + 48, expected, found));
+        }
+        Ok(ExtentGeometry { bytes: groups * min_max_record_bytes(layer) as u64, checksums: 1 })
     }
 
     fn tail_geometry(

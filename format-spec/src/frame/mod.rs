@@ -22,7 +22,7 @@ pub use builder::{HeaderBuilder, header_bytes};
 pub use descriptor::{
     CODEC_RAW, Descriptor, KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_CLUSTER_DIRECTORY, KIND_GROUPS,
     KIND_KEYED_OBJECT, KIND_LOW_RANK_BASIS, KIND_POOL, KIND_REPLICA, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
-    TOKENS_MAX, summary_record_bytes, tail_plane_bytes,
+    TOKENS_MAX, min_max_element, min_max_record_bytes, tail_plane_bytes,
 };
 pub use header::{
     CALLER_STATE_BYTES_MAX, DESCRIPTORS_MAX, FrameHeader, FramePlace, HEADER_PAGES_MAX, MAGIC, TOTAL_PAGES_MAX,

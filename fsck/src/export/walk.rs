@@ -10,6 +10,7 @@ use stratakv_format::export::{
     ExportEnd, ExportPage, PIECE_END, PIECE_GROUPS, PIECE_KEY, PIECE_LAYOUT, PIECE_STATE, PIECE_SUMMARY, PIECE_TAIL,
     PIECE_TOKEN_IDS, PieceHeader,
 };
+use stratakv_format::frame::{min_max_element, min_max_record_bytes};
 use stratakv_format::layout::{LayerGeometry, Layout};
 use stratakv_format::{DType, PAGE_BYTES, PlaneCodec, Unverified};
 use zerocopy::FromBytes;
@@ -274,13 +275,12 @@ impl<'a, R: Read> ExportWalk<'a, R> {
         let header = &piece.header;
         let place = |h: &PieceHeader| (h.layer.get(), h.first.get(), h.tokens.get());
         let count = u64::from(header.tokens.get()) / pieces.group();
-        // A minimum and a maximum of 2 bytes per element.
-        let record = 4 * layer.key_elements();
+        let record = min_max_record_bytes(layer);
         if place(header) != place(groups) || u64::from(header.bytes.get()) != count * record as u64 {
             let text = "expected the summaries of the groups in the piece before";
             return Err(self.reader.stop(Code::ExportOrder, text, piece.start));
         }
-        let expected = if layout.dtype == DType::F16 { DType::F16 } else { DType::Bf16 };
+        let expected = min_max_element(layout.dtype);
         if DType::from_code(header.element) != Some(expected) {
             let text = format!("the summaries have element type {}, expected {}", header.element, expected.name());
             return Err(self.reader.stop(Code::ExportPiece, text, piece.start));

@@ -11,13 +11,13 @@ use crate::elements::is_min_max;
 use crate::finding::{Code, Finding, Sink};
 use crate::io::StoreFile;
 use crate::planes::decoded;
+use stratakv_format::SequenceId;
 use stratakv_format::checksum::PlaneIdentity;
 use stratakv_format::frame::{
     Descriptor, FrameView, KIND_GROUPS, KIND_SUMMARY, SUMMARY_LANDMARKS, SUMMARY_MIN_MAX, SUMMARY_SIGNS, SummaryHeader,
-    summary_record_bytes,
+    min_max_record_bytes,
 };
 use stratakv_format::layout::LayerGeometry;
-use stratakv_format::{DType, SequenceId};
 
 /// The check of the summaries of one copy of a frame.
 pub(super) struct SummaryChecker<'a> {
@@ -53,12 +53,7 @@ impl<'a> SummaryChecker<'a> {
         let layout = self.view.layout();
         let layer = layout.layers.get(usize::from(descriptor.layer.get()))?;
         let (header_bytes, record_bytes) = match descriptor.summary.get() {
-            SUMMARY_MIN_MAX => {
-                let element = DType::from_code(descriptor.element)?;
-                // Summaries in another element type are legal, but no writer stores them.
-                let expected = if layout.dtype == DType::F32 { DType::Bf16 } else { layout.dtype };
-                (0, (element == expected).then(|| summary_record_bytes(layer, element))?)
-            }
+            SUMMARY_MIN_MAX => (0, min_max_record_bytes(layer)),
             SUMMARY_LANDMARKS | SUMMARY_SIGNS => (size_of::<SummaryHeader>(), descriptor.record_bytes.get() as usize),
             _ => return None,
         };

@@ -6,7 +6,7 @@ use stratakv_format::checksum::PlaneIdentity;
 use stratakv_format::frame::*;
 use stratakv_format::layout::Layout;
 use stratakv_format::manifest as m;
-use stratakv_format::{DType, FrameId, LayoutId, PAGE_BYTES, SequenceId};
+use stratakv_format::{FrameId, LayoutId, PAGE_BYTES, SequenceId};
 use zerocopy::little_endian::{U16, U32, U64};
 
 /// The tokens that a frame holds of all layers: full groups, and the rest as a tail.
@@ -140,7 +140,7 @@ impl<'a> FrameWriter<'a> {
             bytes: U64::new((self.bytes.len() - start) as u64),
             checksum_first: U32::new(first_checksum),
             checksum_count: U32::new(self.checksums.len() as u32 - first_checksum),
-            element: if summary { DType::F16.code() } else { 0 },
+            element: if summary { min_max_element(self.layout.dtype).code() } else { 0 },
             cipher: 0,
             key: U16::new(0),
             record_bytes: U32::new(0),
@@ -172,7 +172,7 @@ impl<'a> FrameWriter<'a> {
     fn single_plane(&mut self, e: &Extent, start: usize) {
         let geometry = &self.layout.layers[e.layer as usize];
         let bytes = match e.kind {
-            KIND_SUMMARY => e.pieces() as usize * summary_record_bytes(geometry, DType::F16),
+            KIND_SUMMARY => e.pieces() as usize * min_max_record_bytes(geometry),
             KIND_TOKEN_IDS => e.tokens as usize * 4,
             _ => e.tokens as usize,
         };

@@ -131,18 +131,28 @@ pub fn recover_cut(simulation: &Simulation, operations: u64) {
     simulation.restart();
 }
 
+/// Returns the report of kvfsck on an image.
+///
+/// # Errors
+/// kvfsck has no report.
+///
+/// # Panics
+/// The image cannot be written.
+pub fn check(image: &Image) -> Result<kvfsck::Report, kvfsck::CheckError> {
+    let memory = Path::new("/dev/shm");
+    let place = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
+    let root = tempfile::tempdir_in(place).expect("a scratch directory");
+    let dirs = image.write(root.path()).expect("the image as files");
+    kvfsck::check(&dirs, &kvfsck::Options { threads: 1, ..kvfsck::Options::default() }, &())
+}
+
 /// Asks both readers, each with its own copy of the image. Also uses the store if it opens; nothing may panic.
 ///
 /// # Panics
 /// The image cannot be written for kvfsck.
 #[must_use]
 pub fn judge(image: &Image) -> Judgement {
-    let memory = Path::new("/dev/shm");
-    let place = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
-    let root = tempfile::tempdir_in(place).expect("a scratch directory");
-    let dirs = image.write(root.path()).expect("the image as files");
-    let options = kvfsck::Options { threads: 1, ..kvfsck::Options::default() };
-    let check = kvfsck::check(&dirs, &options, &());
+    let check = check(image);
     let held = recover(&image.simulate(11));
     use_up(&image.simulate(12));
     Judgement { check, held }

@@ -6,6 +6,6 @@ mod log;
 mod seal;
 
 pub use image::{Edit, Image};
-pub use judge::{Judgement, StoreContents, judge, recover, recover_cut};
+pub use judge::{Judgement, StoreContents, check, judge, recover, recover_cut};
 pub use log::ManifestLog;
 pub use seal::{seal, seal_page, seal_seeded};

@@ -3,11 +3,12 @@
 
 use crate::kernels::extremes;
 use crate::metrics::Reservation;
-use crate::retrieval::bounds::records::{MinMax, Reserve};
+use crate::retrieval::bounds::records::Reserve;
 use crate::retrieval::key_shape::KeyShape;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
+use stratakv_format::frame::min_max_element;
 
 /// The records of consecutive groups, in pieces.
 pub(crate) struct LayerRecords {
@@ -48,7 +49,7 @@ impl RecordPiece {
 impl LayerRecords {
     /// Returns no records, for groups from `first_group` on with keys of this shape.
     pub(crate) fn new(shape: &KeyShape, first_group: usize) -> Self {
-        let element = MinMax::element(shape.dtype);
+        let element = min_max_element(shape.dtype);
         Self { first_group, groups: 0, pieces: Vec::new(), record: 2 * shape.width(), element }
     }
 

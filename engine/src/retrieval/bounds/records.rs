@@ -10,6 +10,7 @@ use crate::metrics::Reservation;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
+use stratakv_format::frame::min_max_element;
 use stratakv_format::layout::LayerGeometry;
 
 /// Bytes of a chunk of records. A sequence shares whole chunks with its forks and readers.
@@ -58,12 +59,7 @@ impl RecordChunk {
 impl MinMax {
     /// Returns no records, for keys of `dtype`.
     pub(crate) fn new(layer: &LayerGeometry, dtype: DType) -> Self {
-        Self { chunks: Vec::new(), groups: 0, elements: layer.key_elements(), element: Self::element(dtype) }
-    }
-
-    /// Returns the element type of records for keys of `dtype`.
-    pub(crate) fn element(dtype: DType) -> DType {
-        if dtype == DType::F16 { DType::F16 } else { DType::Bf16 }
+        Self { chunks: Vec::new(), groups: 0, elements: layer.key_elements(), element: min_max_element(dtype) }
     }
 
     /// Returns how many groups have a record.

@@ -7,13 +7,13 @@ use crate::error::Result;
 use crate::kernels::{extremes, merge_extremes};
 use crate::metrics::Reservation;
 use crate::retrieval::bounds::layer_records::{LayerRecords, LoadedMinMax};
-use crate::retrieval::bounds::records::{MinMax, Reserve};
+use crate::retrieval::bounds::records::Reserve;
 use crate::retrieval::stored_summary::SummaryRecordId;
 use crate::retrieval::summary::{KeyGroup, KeyShape, LayerSummary, Records, SummarySpec};
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::DType;
-use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryRecords};
+use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryRecords, min_max_element};
 
 /// The recipe of bounds. `levels` is 1 for groups only. Each further level covers runs twice as long, at half the
 /// memory.
@@ -30,7 +30,7 @@ impl SummarySpec for BoundsSpec {
 
     fn layer(&self, _layer: usize, shape: KeyShape) -> Result<Box<dyn LayerSummary>> {
         let levels = vec![Records::new(2 * shape.width()); self.levels.clamp(1, 16)];
-        Ok(Box::new(Bounds { shape, element: MinMax::element(shape.dtype), levels, streamed: None }))
+        Ok(Box::new(Bounds { shape, element: min_max_element(shape.dtype), levels, streamed: None }))
     }
 }
 
