@@ -11,6 +11,7 @@ use serde_json::Value;
 use stratakv_llama::config::ModelConfig;
 use stratakv_llama::convert::{WeightSource, write_gguf};
 use stratakv_llama::gguf::GgufHeader;
+use stratakv_llama::gguf::value::MetaValue;
 use stratakv_llama::gguf::write::{NewTensor, NewValue, header, pad_tensor};
 use stratakv_llama::kv::memory::MemoryPolicy;
 use stratakv_llama::kv::{KvDType, MemoryKv};
@@ -380,6 +381,32 @@ fn deep_and_long_lists_are_refused_without_memory_for_them() {
     let text = |bytes: &[u8]| format!("{:#}", GgufHeader::parse(bytes).map(|_| ()).unwrap_err());
     assert!(text(&list(100_000, 0)).contains("nested deeper than 4"));
     assert!(text(&list(0, u64::MAX)).contains("metadata entry \"x\""));
+}
+
+/// A reader gets every element of a list that the header accepts.
+#[test]
+fn lists_of_truth_values_hold_only_zeros_and_ones() {
+    let list = |values: &[u8]| {
+        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+        bytes.extend(0_u64.to_le_bytes());
+        bytes.extend(1_u64.to_le_bytes());
+        bytes.extend(1_u64.to_le_bytes());
+        bytes.push(b'x');
+        bytes.extend(9_u32.to_le_bytes());
+        bytes.extend(7_u32.to_le_bytes());
+        bytes.extend((values.len() as u64).to_le_bytes());
+        bytes.extend(values);
+        bytes
+    };
+    let good = list(&[1, 0, 1]);
+    let header = GgufHeader::parse(&good).unwrap();
+    let MetaValue::List(found) = header.metadata()["x"] else { panic!("no list") };
+    let expected = [true, false, true].map(MetaValue::Bool);
+    assert_eq!(found.values().collect::<Vec<_>>(), expected);
+    let bad = list(&[1, 0, 2, 1]);
+    let text = format!("{:#}", GgufHeader::parse(&bad).map(|_| ()).unwrap_err());
+    let place = bad.len() - 2;
+    assert!(text.contains(&format!("byte {place}: 2 is neither true nor false")), "{text}");
 }
 
 /// Loads the tokenizer of a file with this metadata.

@@ -152,7 +152,11 @@ impl<'a> MetaList<'a> {
         let mut ahead = cursor.clone_at();
         match kind.size() {
             Some(size) => {
-                ahead.take(count.saturating_mul(size))?;
+                let start = ahead.position();
+                let elements = ahead.take(count.saturating_mul(size))?;
+                if let Some(nth) = elements.iter().position(|byte| kind == ValueKind::Bool && *byte > 1) {
+                    bail!("byte {}: {} is neither true nor false", start + nth, elements[nth]);
+                }
             }
             // Every element takes at least eight bytes, so a wrong count soon reaches the end of the file.
             None => {
