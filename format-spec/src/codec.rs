@@ -12,6 +12,11 @@ pub const CODEC_INT4: u8 = 2;
 /// The channels of a token's value that share a range.
 pub const VALUE_RANGE_CHANNELS: usize = 32;
 
+/// The largest magnitude of an element that a writer appends to a layer with a codec: 2^126.
+///
+/// The range between two such elements is finite in binary32, even if its step is rounded up.
+pub const ENCODED_ELEMENT_MAX: f32 = f32::from_bits(0x7e80_0000);
+
 /// The codec of a plane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u8)]
@@ -123,20 +128,10 @@ impl PlaneCodec {
         if parameters == 0 {
             return None;
         }
-        // The exponent of a number that is not finite is all ones. It is in the upper two bytes.
-        let (bytes, exponent) = match shape.dtype {
-            DType::F32 => (4, 0x7f80),
-            DType::F16 => (2, 0x7c00),
-            DType::Bf16 => (2, 0x7f80),
-        };
         let head_bytes = self.head_bytes(shape);
         stored.chunks_exact(head_bytes).enumerate().find_map(|(head, stored)| {
-            let is_not_finite = |word: &[u8]| match word {
-                [.., low, high] => u16::from_le_bytes([*low, *high]) & exponent == exponent,
-                _ => true,
-            };
-            let at = stored[..parameters].chunks_exact(bytes).position(is_not_finite)?;
-            Some(head * head_bytes + at * bytes)
+            let at = shape.dtype.first_not_finite(&stored[..parameters])?;
+            Some(head * head_bytes + at)
         })
     }
 }

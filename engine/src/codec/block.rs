@@ -3,8 +3,9 @@
 use super::{Codec, PlaneKind, PlaneShape, damaged, decode, quantise};
 use crate::error::Result;
 use crate::layout::KvLayout;
-use stratakv_format::PlaneCodec;
+use stratakv_format::codec::ENCODED_ELEMENT_MAX;
 use stratakv_format::layout::BlockGeometry;
+use stratakv_format::{DType, PlaneCodec};
 
 impl From<PlaneCodec> for Codec {
     fn from(codec: PlaneCodec) -> Self {
@@ -41,7 +42,8 @@ impl BlockCoder {
     /// Encodes a whole block to `stored`.
     ///
     /// # Errors
-    /// [`crate::ErrorKind::Corruption`]: an element fits no range. The check against [`Self::largest`] prevents this.
+    /// [`crate::ErrorKind::Corruption`]: an element is not finite or far above [`ENCODED_ELEMENT_MAX`]. Appended
+    /// elements are neither, but a damaged tail may have one.
     pub(crate) fn encode(&self, plain: &[u8], stored: &mut [u8]) -> Result<()> {
         for (plane, (codec, shape)) in self.planes.iter().enumerate() {
             let ((from, len), (to, room)) = (self.plain.plane(plane), self.stored.plane(plane));
@@ -64,12 +66,6 @@ impl BlockCoder {
         Ok(())
     }
 
-    /// Returns the largest magnitude that every codec accepts. The range between two such elements is finite.
-    pub(crate) const fn largest() -> f32 {
-        // 2^126.
-        f32::from_bits(0x7e80_0000)
-    }
-
     /// Decodes a whole block to `plain`. Bytes between the planes stay unchanged.
     ///
     /// # Errors
@@ -83,13 +79,17 @@ impl BlockCoder {
         Ok(())
     }
 
-    /// Returns the decoded block. It differs from the original only by rounding.
+    /// Returns the decoded block of a group that a cut goes through, as elements of a tail.
+    ///
+    /// A decoded element may exceed [`ENCODED_ELEMENT_MAX`] by the rounding of a step. The element is clamped, so that
+    /// it can be encoded again.
     ///
     /// # Errors
     /// As [`Self::decode`].
-    pub(crate) fn decoded(&self, stored: &[u8]) -> Result<Vec<u8>> {
+    pub(crate) fn decoded_tail(&self, stored: &[u8]) -> Result<Vec<u8>> {
         let mut plain = vec![0; self.plain.block_bytes];
         self.decode(stored, &mut plain)?;
+        clamp_elements(self.planes[0].1.dtype, &mut plain);
         Ok(plain)
     }
 
@@ -115,9 +115,52 @@ impl BlockCoder {
         self.plain.plane(plane).1
     }
 
-    /// Returns the offset in a stored plane of the first range that is not finite, if there is one.
+    /// Returns the offset in a stored plane of the first range that is not finite, if there is one. The elements of a
+    /// raw plane are not looked at.
     pub(crate) fn first_bad(&self, plane: usize, stored: &[u8]) -> Option<usize> {
         let (codec, shape) = &self.planes[plane];
         codec.first_bad(&shape.stored(), stored)
+    }
+
+    /// Returns whether a stored plane has its length, and all of its numbers are finite: the ranges of an encoded
+    /// plane, or the elements of a raw one.
+    pub(crate) fn is_finite(&self, plane: usize, stored: &[u8]) -> bool {
+        let is_raw = !self.encodes(plane);
+        let elements = if is_raw { self.planes[plane].1.dtype.first_not_finite(stored) } else { None };
+        elements.is_none() && self.first_bad(plane, stored).is_none()
+    }
+}
+
+/// Clamps elements to [`ENCODED_ELEMENT_MAX`]. No f16 number exceeds it.
+fn clamp_elements(dtype: DType, elements: &mut [u8]) {
+    let Some(first) = dtype.first_not_encodable(elements) else { return };
+    for element in elements[first..].chunks_exact_mut(dtype.bytes()) {
+        if dtype.first_not_encodable(element).is_some() {
+            // Both f32 and bf16 have the limit in their upper two bytes.
+            let (upper, sign) = (element.len() - 2, element[element.len() - 1] & 0x80);
+            element.fill(0);
+            element[upper..].copy_from_slice(&((ENCODED_ELEMENT_MAX.to_bits() >> 16) as u16).to_le_bytes());
+            element[upper + 1] |= sign;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+
+    #[test]
+    fn only_elements_above_the_limit_are_clamped() {
+        let (limit, above) = (ENCODED_ELEMENT_MAX, ENCODED_ELEMENT_MAX.next_up());
+        let values = [1.0, limit, -limit, above, -above, f32::MAX, f32::NEG_INFINITY, -0.0];
+        let clamped = values.map(|x: f32| x.clamp(-limit, limit));
+        let mut elements: Vec<u8> = values.iter().flat_map(|x| x.to_le_bytes()).collect();
+        clamp_elements(DType::F32, &mut elements);
+        assert_eq!(elements, clamped.map(f32::to_le_bytes).concat());
+        let rounded = |values: [f32; 8]| values.map(|x| bf16::from_f32(x).to_le_bytes()).concat();
+        let mut elements = rounded(values.map(|x| x * 1.01));
+        clamp_elements(DType::Bf16, &mut elements);
+        assert_eq!(elements, rounded(values.map(|x| bf16::from_f32(x * 1.01).to_f32().clamp(-limit, limit))));
     }
 }

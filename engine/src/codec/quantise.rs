@@ -35,7 +35,7 @@ fn quantised<const BITS: u32>(shape: &PlaneShape) -> QuantisedShape {
 
 /// Encodes a plane with eight bits per element to `out`, which has [`stored_bytes`].
 ///
-/// Returns false, and leaves `out` unspecified, if an element is not finite or a range has no step in the dtype.
+/// Returns false, and leaves `out` unspecified, if an element is not finite or a range is too large for f32.
 pub(super) fn encode_8(shape: &PlaneShape, plane: &[u8], out: &mut [u8]) -> bool {
     quantise_8(&quantised::<8>(shape), plane, out)
 }

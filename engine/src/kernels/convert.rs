@@ -282,7 +282,7 @@ pub(crate) fn is_finite_f16(bytes: [u8; 2]) -> bool {
 }
 
 /// Returns the bits of the largest bf16 that is not above `x`. For `x` below every finite bf16 it is the lowest
-/// finite one, but append refuses such elements.
+/// finite one, although that is above `x`.
 #[inline(always)]
 pub(super) fn f32_to_bf16_below(x: f32) -> u16 {
     let bits = x.to_bits();

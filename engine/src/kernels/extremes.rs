@@ -1,7 +1,8 @@
 //! Element-wise minima and maxima of keys, as 16-bit elements.
 //!
 //! f16 and bf16 keys are compared as integers of the same order, so their extremes are exact. Extremes of f32 keys are
-//! bf16, the minimum rounded down and the maximum up, so that they are still bounds.
+//! bf16, the minimum rounded down and the maximum up, so that they are still bounds. They are clamped to the finite
+//! bf16, so a key beyond those is outside its bounds.
 
 use super::convert::f32_to_bf16_below;
 use super::dispatch::multiversion;
@@ -137,15 +138,32 @@ mod tests {
         }
     }
 
+    #[test]
+    fn f32_extremes_are_clamped_to_the_finite_bf16() {
+        let plane = [f32::MIN.to_le_bytes(), f32::MAX.to_le_bytes()].concat();
+        let (mut low, mut high) = ([0], [0]);
+        extremes_f32(&plane, &mut low, &mut high);
+        assert_eq!((low, high), ([bf16::MIN.to_bits()], [bf16::MAX.to_bits()]));
+    }
+
     proptest! {
         #[test]
         fn f32_extremes_are_rounded_outward(bits in any::<u32>()) {
             let x = f32::from_bits(bits);
-            prop_assume!(x.is_finite() && x.abs() < f32::from_bits(0x7f7f_8000));
+            prop_assume!(x.is_finite());
             let (mut low, mut high) = ([0], [0]);
             extremes_f32(&x.to_le_bytes(), &mut low, &mut high);
-            let (low, high) = (bf16::from_bits(low[0]).to_f32(), bf16::from_bits(high[0]).to_f32());
-            prop_assert!(low <= x && x <= high && (high - low) <= x.abs() / 64.0 + f32::MIN_POSITIVE);
+            let (low, high) = (bf16::from_bits(low[0]), bf16::from_bits(high[0]));
+            prop_assert!(low.is_finite() && high.is_finite());
+            // Keys beyond the finite bf16 have these as bounds.
+            let within = x.clamp(bf16::MIN.to_f32(), bf16::MAX.to_f32());
+            prop_assert!(low.to_f32() <= within && within <= high.to_f32());
+            // Nothing is between the bounds, so they are the nearest.
+            let above = if low.to_bits() == 0x8000 { 1 } else if low.to_bits() >> 15 == 0 { low.to_bits() + 1 } else {
+                low.to_bits() - 1
+            };
+            let is_exact = low.to_f32() == within && within == high.to_f32();
+            prop_assert!(is_exact || bf16::from_bits(above).to_f32() == high.to_f32());
         }
 
         #[test]

@@ -15,7 +15,6 @@ use super::errors::no_memory;
 use super::handle::Sequence;
 use super::layer::LayerState;
 use super::token_ids::TokenIds;
-use crate::codec::BlockCoder;
 use crate::error::{Error, ErrorKind, Result};
 use crate::io::buffer::arena::LeaseError;
 use crate::io::buffer::lease::Lease;
@@ -24,6 +23,7 @@ use crate::log::{FRAMES_IN_FLIGHT, FrameBuilder, WrittenFrame, exhausted};
 use crate::metrics::{Category, lock};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use stratakv_format::codec::ENCODED_ELEMENT_MAX;
 
 /// Frames that may be in flight before an append waits for the oldest, even if memory is short.
 const FRAMES_IN_FLIGHT_MIN: usize = 2;
@@ -62,7 +62,7 @@ impl Sequence {
     /// Appends an encoded group as it is stored: K plane, V plane. The layer has a codec and no tail.
     ///
     /// # Errors
-    /// [`ErrorKind::Corruption`]: planes that cannot be decoded. Others as [`Self::append`].
+    /// [`ErrorKind::Corruption`]: planes with a number that is not finite. Others as [`Self::append`].
     pub(crate) fn append_stored(&mut self, layer: usize, planes: (&[u8], &[u8])) -> Result<()> {
         let group = self.identity.layout.group_tokens();
         let before = self.layer(layer)?.mark(group);
@@ -100,8 +100,8 @@ impl Sequence {
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
         if geometry.is_encoded() {
-            keys.check_magnitude("keys", BlockCoder::largest()).map_err(|e| e.during(place))?;
-            values.check_magnitude("values", BlockCoder::largest()).map_err(|e| e.during(place))?;
+            keys.check_magnitude("keys", ENCODED_ELEMENT_MAX).map_err(|e| e.during(place))?;
+            values.check_magnitude("values", ENCODED_ELEMENT_MAX).map_err(|e| e.during(place))?;
         }
         Ok(())
     }

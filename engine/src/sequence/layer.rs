@@ -334,14 +334,13 @@ impl LayerState {
     /// Appends an encoded group: K plane, V plane. The builder has room, and the layer has no tail.
     ///
     /// # Errors
-    /// [`ErrorKind::Corruption`]: planes that cannot be decoded, or a layer that expects none.
+    /// [`ErrorKind::Corruption`]: planes with a number that is not finite, or a layer that expects none.
     pub(super) fn take_stored(&mut self, planes: (&[u8], &[u8])) -> Result<()> {
         let damaged = |what: &str| Error::new(ErrorKind::Corruption, what.to_owned());
         let coder = self.coder.filter(|_| self.tail_tokens() == 0);
         let coder = coder.ok_or_else(|| damaged("append: an encoded group needs a codec and no tail"))?;
-        if [planes.0, planes.1].into_iter().enumerate().any(|(plane, stored)| coder.first_bad(plane, stored).is_some())
-        {
-            return Err(damaged("append: an encoded plane has a range that is not finite"));
+        if !coder.is_finite(0, planes.0) || !coder.is_finite(1, planes.1) {
+            return Err(damaged("append: a stored plane has a range or an element that is not finite"));
         }
         let block = self.block;
         let slot = self.slot()?;
@@ -430,14 +429,14 @@ impl LayerState {
         self.sealed()
     }
 
-    /// Decodes a stored block to what attention sees.
+    /// Returns the elements of a stored block for the tail, when a cut goes through its group.
     ///
     /// # Errors
     /// A block that the codec cannot decode.
     pub(super) fn decoded<'a>(&self, block: &'a [u8]) -> Result<Cow<'a, [u8]>> {
         match &self.coder {
             None => Ok(Cow::Borrowed(block)),
-            Some(coder) => coder.decoded(block).map(Cow::Owned),
+            Some(coder) => coder.decoded_tail(block).map(Cow::Owned),
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::reader::{CheckEnd, PieceReader, ReadPiece};
 use super::report::ExportInfo;
-use crate::elements::{first_not_finite, is_min_max};
+use crate::elements::is_min_max;
 use crate::finding::{Code, Finding};
 use crate::planes;
 use std::io::Read;
@@ -228,7 +228,12 @@ impl<'a, R: Read> ExportWalk<'a, R> {
             let text = format!("expected the last {count} tokens of layer {index}");
             return Err(self.reader.stop(Code::ExportOrder, text, piece.start));
         }
-        if piece.good {
+        if piece.good && layer.is_encoded() {
+            if let Some(at) = layout.dtype.first_not_encodable(self.reader.piece()) {
+                let text = "an element of the tail is not a finite number up to 2^126, so its group cannot be encoded";
+                self.report_number(text, at, layout, &piece);
+            }
+        } else if piece.good {
             self.check_finite(layout, &piece);
         }
         Ok(())
@@ -244,26 +249,26 @@ impl<'a, R: Read> ExportWalk<'a, R> {
             let (keys, values) = planes.split_at(key_bytes);
             [(0, keys), (key_bytes, values)].into_iter().enumerate().find_map(|(plane, (base, bytes))| {
                 let at = match layer.codecs[plane] {
-                    PlaneCodec::Raw => first_not_finite(layout.dtype, bytes),
+                    PlaneCodec::Raw => layout.dtype.first_not_finite(bytes),
                     codec => codec.first_bad(&layout.plane_shape(layer, plane), bytes),
                 };
                 at.map(|at| nth * block + base + at)
             })
         });
         if let Some(at) = bad {
-            self.report_not_finite("a range or an element is not a finite number", at, layout, piece);
+            self.report_number("a range or an element is not a finite number", at, layout, piece);
         }
         bad.is_none()
     }
 
     /// Checks that the keys and values of a piece are finite.
     fn check_finite(&self, layout: &Layout, piece: &ReadPiece) {
-        if let Some(at) = first_not_finite(layout.dtype, self.reader.piece()) {
-            self.report_not_finite("an element is not a finite number", at, layout, piece);
+        if let Some(at) = layout.dtype.first_not_finite(self.reader.piece()) {
+            self.report_number("an element is not a finite number", at, layout, piece);
         }
     }
 
-    fn report_not_finite(&self, text: &str, at: usize, layout: &Layout, piece: &ReadPiece) {
+    fn report_number(&self, text: &str, at: usize, layout: &Layout, piece: &ReadPiece) {
         let finding = self.reader.about(Finding::damage(Code::ExportPiece, text), &piece.header);
         self.reader.push(finding, piece.bytes_start() + at as u64, layout.dtype.bytes() as u64);
     }

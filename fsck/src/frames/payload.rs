@@ -20,7 +20,7 @@ use stratakv_format::frame::{
 };
 use stratakv_format::layout::{LayerGeometry, Layout};
 use stratakv_format::pool::StatePiece;
-use stratakv_format::{Location, PlaneCodec, SequenceId};
+use stratakv_format::{DType, Location, PlaneCodec, SequenceId};
 use zerocopy::little_endian::U64;
 
 /// The bytes of a piece up to the end of its part, which says whether it is one of a state.
@@ -136,7 +136,12 @@ impl<'a> Payload<'a> {
                 let (key, value) = tail_plane_bytes(layer, layout.dtype, whole.tokens as usize);
                 for (plane, (bytes, checksum)) in [key, value].into_iter().zip(checksums).enumerate() {
                     let (plane, bytes, checksum) = (plane as u16, bytes as u64, checksum.get());
-                    self.plane(&Plane { plane, bytes, checksum, ..whole });
+                    let own = Plane { plane, bytes, checksum, ..whole };
+                    if layer.is_encoded() {
+                        self.encodable_plane(&own, layout.dtype);
+                    } else {
+                        self.plane(&own);
+                    }
                 }
             }
             (KIND_SUMMARY, Some(layer)) if descriptor.summary.get() != SUMMARY_MIN_MAX => {
@@ -272,17 +277,34 @@ impl<'a> Payload<'a> {
 
     /// Checks a plane under a codec: its checksum, and that the minimum and step of each range are finite.
     fn encoded_plane(&mut self, plane: &Plane, codec: PlaneCodec, shape: &PlaneShape) {
+        let text = "the minimum or step of a range is not a finite number, so the plane cannot be decoded";
+        self.plane_of_numbers(plane, shape.dtype, text, |stored| codec.first_bad(shape, stored));
+    }
+
+    /// Checks a plane of a tail in a layer with a codec: its checksum, and that the codec can encode each element.
+    fn encodable_plane(&mut self, plane: &Plane, dtype: DType) {
+        let text = "an element of the tail is not a finite number up to 2^126, so its group cannot be encoded";
+        self.plane_of_numbers(plane, dtype, text, |elements| dtype.first_not_encodable(elements));
+    }
+
+    /// Checks a plane against its checksum, and reports the number at the offset that `first_bad` returns.
+    fn plane_of_numbers(
+        &mut self,
+        plane: &Plane,
+        dtype: DType,
+        text: &str,
+        first_bad: impl FnOnce(&[u8]) -> Option<usize>,
+    ) {
         let start = self.at;
         let mut stored = Vec::with_capacity(plane.bytes as usize);
         if !self.plane_with(plane, |bytes| stored.extend_from_slice(bytes)) {
             return;
         }
-        if let Some(at) = codec.first_bad(shape, &stored) {
-            let text = "the minimum or step of a range is not a finite number, so the plane cannot be decoded";
+        if let Some(at) = first_bad(&stored) {
             let finding = self.about(Finding::damage(Code::PayloadCodec, text)).layer(plane.layer);
             let finding = finding.tokens(plane.first, plane.first.saturating_add(u64::from(plane.tokens)));
-            let finding = finding.plane(["k", "v"][shape.plane.min(1)]);
-            let (at, bytes) = (start + at as u64, shape.dtype.bytes() as u64);
+            let finding = finding.plane(plane_name(plane.kind, plane.plane));
+            let (at, bytes) = (start + at as u64, dtype.bytes() as u64);
             self.context.sink.push(finding.at(&self.file.place, at, bytes));
         }
     }

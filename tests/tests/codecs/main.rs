@@ -4,7 +4,7 @@
 //!   tail are exact until a group includes them. A truncation keeps decoded values.
 //! - `blocks`: blocks have the size and the error bound that the layout documents.
 //! - `layouts`: a layout names its codecs, and a store names the feature.
-//! - `ranges`: invalid ranges under valid checksums are damage with a place.
+//! - `ranges`: invalid ranges and tails under valid checksums are damage with a place.
 
 mod blocks;
 mod histories;

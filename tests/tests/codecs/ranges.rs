@@ -1,4 +1,4 @@
-//! Ranges that are not finite, under valid checksums, in stores and in exports.
+//! Ranges and tails with numbers that a codec cannot have, under valid checksums, in stores and in exports.
 
 use crate::model::{Layer, Shape, bytes_of, element};
 use crate::stores::{image_of, open, stored};
@@ -7,7 +7,7 @@ use std::path::Path;
 use stratakv::codec::{Codec, encode};
 use stratakv::export::ImportOptions;
 use stratakv::layout::PlaneCodec;
-use stratakv::{DType, ErrorKind, OpenSequence, SelectRequest};
+use stratakv::{DType, ErrorKind, OpenSequence, SelectRequest, TensorView};
 use stratakv_tests::damage::seal;
 use stratakv_tests::disk::{check, fast_scratch};
 
@@ -86,6 +86,65 @@ fn ranges_that_are_not_finite_are_damage_with_a_place() {
         }
         drop((view, good, batch, sequence));
         store.close().expect("closed");
+    }
+}
+
+/// An element of a tail is not finite or too large for the codec, under valid checksums.
+#[test]
+fn tails_that_cannot_be_encoded_are_damage_with_a_place() {
+    use stratakv_format::checksum::PlaneIdentity;
+    use stratakv_format::frame::{FrameHeader, KIND_TAIL};
+    use zerocopy::FromBytes;
+    let layer = Layer { heads: 1, key_dim: 64, value_dim: 64, window: None, codecs: [PlaneCodec::Int8; 2] };
+    let shape = Shape { layers: vec![layer], dtype: DType::Bf16, group: 8, separate: false };
+    let (_scratch, dirs, _) = stored(&shape, 50);
+    // The limit is 2^126, whose upper half is 0x7e80.
+    for (plane, bits, is_damage) in
+        [(0_usize, 0x7fc0_u16, true), (1, 0xff7f, true), (1, 0x7e81, true), (1, 0x7e80, false)]
+    {
+        let wanted: Vec<u8> = (0..2 * 64)
+            .flat_map(|at| bytes_of(element(48 + at / 64, 0, plane, at as usize % 64), DType::Bf16))
+            .collect();
+        let mut image = image_of(&dirs);
+        let mut places = Vec::new();
+        for (_, name, bytes) in &mut image.files {
+            if !name.starts_with("segments/") {
+                continue;
+            }
+            let Some(at) = bytes.windows(wanted.len()).position(|window| window == wanted) else { continue };
+            places.push(at + 6);
+            let header = (0..at / 4096).rev().map(|page| page * 4096).find(|at| bytes[*at..].starts_with(b"SKFR"));
+            let header_at = header.expect("a header");
+            let header = *FrameHeader::ref_from_prefix(&bytes[header_at..]).expect("a header").0;
+            let checksum = |elements: &[u8]| {
+                let sequence = stratakv::SequenceId(header.sequence.get());
+                let identity = PlaneIdentity::new(header.nonce.get(), sequence, KIND_TAIL, 0, 48, 2);
+                let identity = identity.with_plane(plane as u16);
+                stratakv_format::PayloadChecksum::Crc64Nvme.compute(&identity, elements).to_le_bytes()
+            };
+            let before = checksum(&wanted);
+            bytes[at + 6..at + 8].copy_from_slice(&bits.to_le_bytes());
+            let after = checksum(&bytes[at..at + wanted.len()]);
+            let pages = header.header_pages.get() as usize * 4096;
+            let table = &mut bytes[header_at..header_at + pages];
+            let sum = table.windows(8).position(|window| window == before).expect("its checksum");
+            table[sum..sum + 8].copy_from_slice(&after);
+        }
+        assert_eq!(places.len(), 1);
+        seal(&mut image);
+        let root = fast_scratch();
+        let broken = image.write(root.path()).expect("written");
+        let report = check(&broken);
+        let found: Vec<_> = report.findings.iter().map(|f| (f.code.as_str(), f.offset, f.tokens)).collect();
+        let expected = ("payload-codec", Some(places[0] as u64), Some([48, 50]));
+        assert_eq!(found, if is_damage { vec![expected] } else { vec![] }, "{bits:#x}: {}", report.to_text());
+        if bits == 0x7fc0 {
+            let store = open(&broken, false);
+            let mut sequence = store.open_sequence("a", OpenSequence::new()).expect("its group is not complete");
+            let rows = vec![0.5_f32; 6 * 64];
+            let view = TensorView::token_major(&rows, 6, 1, 64);
+            assert_eq!(sequence.append(0, view, view).unwrap_err().kind(), ErrorKind::Corruption);
+        }
     }
 }
 

@@ -14,8 +14,8 @@ use stratakv_format::DType;
 multiversion! {
     /// Quantises a plane to eight bits per element.
     ///
-    /// `out` has `heads * head_bytes` bytes. Returns false if an element is not finite. Also if a range is too
-    /// large for the dtype or too small for a division in f32. `out` is unspecified then.
+    /// `out` has `heads * head_bytes` bytes. Returns false if an element is not finite, or if a range is too large for
+    /// f32. `out` is unspecified then.
     pub(crate) fn quantise_8(shape: &QuantisedShape, plane: &[u8], out: &mut [u8]) -> bool = quantise::<8>;
 }
 
@@ -146,7 +146,11 @@ fn ends_of_run<E: StoredElement>(run: &[E::Word; RUN], magnitudes: &mut [u32; RU
     (if least == 0.0 { zero } else { least }, if greatest == 0.0 { zero } else { greatest })
 }
 
-/// Computes the steps of ranges. Returns whether each of them has an inverse and reaches a finite value.
+/// The step of a range whose rounded step has no finite inverse in f32: 2^-127, which is an element of f32 and bf16.
+/// Steps of f16 are larger.
+const LEAST_STEP: f32 = f32::from_bits(1 << 22);
+
+/// Computes the steps of ranges. Returns whether each of them reaches a finite value.
 #[inline(always)]
 fn steps<E: StoredElement, const BITS: u32>(greatest: &[f32; RUN], of: &mut RangeParameters) -> bool {
     let levels = ((1_u32 << BITS) - 1) as f32;
@@ -156,14 +160,15 @@ fn steps<E: StoredElement, const BITS: u32>(greatest: &[f32; RUN], of: &mut Rang
         // f64, because the difference of two f32 may be infinite in f32.
         let exact = (f64::from(greatest) - f64::from(least)) / f64::from(levels);
         let step = E::round_up(exact as f32);
+        let is_usable = (1.0 / step).is_finite() | (greatest <= least);
+        let step = if is_usable { step } else { LEAST_STEP };
         of.steps[at] = step;
-        // The smallest steps have no finite inverse, and all levels would be the lowest.
-        all &= (least + levels * step).is_finite() & ((1.0 / step).is_finite() | (greatest <= least));
+        all &= (least + levels * step).is_finite();
     }
     all
 }
 
-/// Replaces steps by their inverses, or by 0 if there is none.
+/// Replaces steps by their inverses, or by 0 if a range of equal elements has none.
 #[inline(always)]
 fn invert(steps: &mut [f32; RUN]) {
     for step in steps {
