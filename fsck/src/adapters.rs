@@ -4,7 +4,8 @@
 //! 2. Read the bytes in order, layer after layer, and parse them (SPEC.md chapter 11, "Adapters").
 //! 3. Compare the checksum of all bytes with the record.
 //!
-//! A sequence with a frame that is damaged or on a missing device is skipped, because that frame was reported before.
+//! A sequence with a frame that is damaged or on a missing device is skipped, because the frame or the device was
+//! reported before.
 
 use crate::devices::Devices;
 use crate::finding::{Code, Finding, Sink};

@@ -14,14 +14,14 @@ use crate::replay::{Replay, State, StoreLimits};
 use crate::report::{CheckTotals, Counts, Progress, Report};
 use crate::segments::SegmentJob;
 use crate::stats::StoreStats;
-use crate::{adapters, clusters, segments, sequences};
+use crate::{adapters, clusters, frames, lost_frames, segments, sequences};
 use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::Instant;
 use stratakv_format::PAGE_BYTES;
-use stratakv_format::manifest::{Batch, BatchPlace, MEMBER_LOST, MEMBER_REMOVED, Member};
+use stratakv_format::manifest::{Batch, BatchPlace};
 
 /// Checks a store. `dirs` holds all of its device directories, in any order.
 ///
@@ -36,8 +36,7 @@ pub fn check(dirs: &[PathBuf], options: &Options, progress: &dyn Progress) -> Re
     if let Some(devices) = devices::open(dirs, &sink)? {
         totals.devices = devices.devices.len() as u64;
         let replayed = check_manifest(&devices, &mut totals, &sink);
-        let gone = |member: &Member| matches!(member.state, MEMBER_LOST | MEMBER_REMOVED);
-        let has_left = |device| replayed.as_ref().and_then(|state| state.members.get(&device)).is_some_and(gone);
+        let has_left = |device| replayed.as_ref().is_some_and(|state| state.has_left(device));
         devices::report_missing(&devices, &has_left, &sink);
         if let Some(replayed) = replayed {
             state = replayed;
@@ -152,6 +151,7 @@ fn check_frames(inputs: &FrameInputs<'_>, totals: &mut CheckTotals, sink: &Sink)
     let frames = jobs.iter().flat_map(|job| &job.frames);
     progress.start(frames.map(|(_, frame)| checker.read_bytes(frame)).sum());
     let infos = read_frames(devices, &checker, &jobs, options.threads);
+    lost_frames::check(devices, state, sink);
     sequences::check(devices, state, &infos, sink);
     if depth > Depth::Headers {
         adapters::check(devices, state, &infos, sink);
@@ -196,14 +196,7 @@ fn read_frames(
             Ok(infos) => infos,
             Err(panic) => std::panic::resume_unwind(panic),
         };
-        let mut infos: HashMap<u64, FrameInfo> = HashMap::new();
-        for (id, info) in threads.into_iter().flat_map(join) {
-            // A frame with copies has several entries: prefer one whose adapter pieces are good.
-            let replaces = infos.get(&id).is_none_or(|known| known.adapter.iter().any(|piece| !piece.good));
-            if replaces {
-                infos.insert(id, info);
-            }
-        }
-        infos
+        let copies = threads.into_iter().flat_map(join).collect();
+        frames::merge(copies, devices, checker.state, checker.context.sink)
     })
 }

@@ -125,7 +125,7 @@ fn open_device(path: &Path, sink: &Sink) -> Result<Option<Device>, CheckError> {
     }
     if metadata.mode() & 0o022 != 0 {
         let text = format!("group or others may write to the directory: mode {:o}; use 700", metadata.mode() & 0o777);
-        sink.push(Finding::note(Code::Permissions, text).in_directory(None, path));
+        sink.push(Finding::damage(Code::Permissions, text).in_directory(None, path));
     }
     let path: Arc<Path> = Arc::from(path);
     for name in names {

@@ -50,7 +50,7 @@ codes! {
     ForeignDevice = "foreign-device";
     /// Two directories are the same device of the store, or have the same device index.
     DoubledDevice = "doubled-device";
-    /// A device of the store was not given.
+    /// A device of the store was not given, or a sequence needs frames that only devices held which left the store.
     MissingDevice = "missing-device";
     /// A device has an older membership epoch than the others, or the store has lost or removed it.
     StaleDevice = "stale-device";
@@ -108,7 +108,7 @@ codes! {
     ReadOnlyFeatures = "read-only-features";
     /// A file, or the end of a file, is not part of the store (a note).
     Leftover = "leftover";
-    /// Users other than the owner may write to a device directory (a note).
+    /// Users other than the owner may write to a device directory. The engine refuses it.
     Permissions = "permissions";
     /// The first page of an exported file is invalid.
     ExportPage = "export-page";

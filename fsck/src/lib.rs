@@ -39,6 +39,7 @@ mod export;
 mod finding;
 mod frames;
 mod io;
+mod lost_frames;
 mod manifest;
 mod named_pages;
 mod options;

@@ -6,6 +6,8 @@
 //!   before the tail still count.
 //! - A group that a token limit cuts counts as single tokens.
 
+use std::ops::Range;
+
 /// The tokens that the frames added so far hold of one layer.
 #[derive(Debug)]
 pub(crate) struct Overlay {
@@ -19,11 +21,6 @@ pub(crate) struct Overlay {
 impl Overlay {
     pub(crate) fn new(group_tokens: u64) -> Self {
         Self { group_tokens: group_tokens.max(1), groups: 0, loose: Vec::new() }
-    }
-
-    /// Returns the number of full groups from token 0 on.
-    pub(crate) fn groups(&self) -> u64 {
-        self.groups
     }
 
     /// Adds the groups of tokens `first..end`. Only tokens below `clip` count.
@@ -66,13 +63,13 @@ impl Overlay {
         let whole = self.groups.saturating_mul(self.group_tokens);
         self.loose.sort_unstable();
         let spans = std::iter::once((0, whole)).chain(self.loose);
-        first_gap(spans, end)
+        first_gap(spans, 0..end)
     }
 }
 
-/// Returns the first range below `end` that no span covers. `spans` is sorted.
-pub(crate) fn first_gap(spans: impl IntoIterator<Item = (u64, u64)>, end: u64) -> Option<(u64, u64)> {
-    let mut covered = 0;
+/// Returns the first range of `tokens` that no span covers. `spans` is sorted.
+pub(crate) fn first_gap(spans: impl IntoIterator<Item = (u64, u64)>, tokens: Range<u64>) -> Option<(u64, u64)> {
+    let Range { start: mut covered, end } = tokens;
     for (first, last) in spans {
         if first > covered {
             return (covered < end).then(|| (covered, first.min(end)));
@@ -89,12 +86,14 @@ mod tests {
     #[test]
     fn first_gap_is_found_at_the_front_the_middle_and_the_end() {
         let spans = [(0, 4), (2, 8), (10, 12)];
-        assert_eq!(first_gap(spans, 8), None);
-        assert_eq!(first_gap(spans, 9), Some((8, 9)));
-        assert_eq!(first_gap(spans, 12), Some((8, 10)));
-        assert_eq!(first_gap([(0, 4), (2, 8)], 20), Some((8, 20)));
-        assert_eq!(first_gap([], 1), Some((0, 1)));
-        assert_eq!(first_gap([], 0), None);
+        assert_eq!(first_gap(spans, 0..8), None);
+        assert_eq!(first_gap(spans, 0..9), Some((8, 9)));
+        assert_eq!(first_gap(spans, 0..12), Some((8, 10)));
+        assert_eq!(first_gap(spans, 5..12), Some((8, 10)));
+        assert_eq!(first_gap([(6, 8)], 4..8), Some((4, 6)));
+        assert_eq!(first_gap([(0, 4), (2, 8)], 0..20), Some((8, 20)));
+        assert_eq!(first_gap([], 0..1), Some((0, 1)));
+        assert_eq!(first_gap([], 0..0), None);
     }
 
     #[test]
@@ -102,14 +101,14 @@ mod tests {
         let mut layer = Overlay::new(8);
         layer.add_groups(0, 32, 32).unwrap();
         layer.add_tail(12, 13, 99);
-        assert_eq!(layer.groups(), 1);
+        assert_eq!(layer.groups, 1);
         assert_eq!(layer.missing(20), Some((13, 20)));
 
         let mut layer = Overlay::new(8);
         layer.add_groups(0, 32, 32).unwrap();
         layer.add_tail(12, 13, 99);
         layer.add_groups(8, 16, 99).unwrap();
-        assert_eq!(layer.groups(), 2);
+        assert_eq!(layer.groups, 2);
         assert_eq!(layer.missing(17), Some((16, 17)));
     }
 
@@ -117,7 +116,7 @@ mod tests {
     fn cut_group_holds_its_first_tokens() {
         let mut layer = Overlay::new(8);
         layer.add_groups(0, 32, 13).unwrap();
-        assert_eq!(layer.groups(), 1);
+        assert_eq!(layer.groups, 1);
         layer.add_tail(13, 15, 99);
         assert_eq!(layer.missing(16), Some((15, 16)));
     }

@@ -2,11 +2,12 @@
 //!
 //! 1. Each device that was given must be an active member of the store.
 //! 2. Every frame that a sequence refers to must have its layout.
-//! 3. For each layer with KV, the frames must hold every committed token, and the min/max summary of every full group.
+//! 3. For each layer with KV, the frames must hold every committed token. A frame must hold the min/max summaries of
+//!    its own groups.
 //! 4. The frames must hold every committed token id, and the caller state where the last commit says.
 //!
-//! Tokens and token ids of a sequence are not checked if one of its frames is damaged or on a missing device. That
-//! frame was reported, and its content is unknown.
+//! Tokens and token ids of a sequence are not checked if one of its frames is damaged or on a missing device. The frame
+//! or the device was reported, and the content of the frame is unknown.
 
 use crate::devices::Devices;
 use crate::finding::{Code, Finding, Sink};
@@ -14,6 +15,7 @@ use crate::frames::{ExtentContent, FrameInfo};
 use crate::overlay::{Overlay, first_gap};
 use crate::replay::{Sequence, State};
 use std::collections::HashMap;
+use std::ops::Range;
 use stratakv_format::frame::SUMMARY_MIN_MAX;
 use stratakv_format::layout::Layout;
 use stratakv_format::manifest::{MEMBER_ACTIVE, MEMBER_DRAINING, MEMBER_LOST};
@@ -84,7 +86,7 @@ fn check_tokens(
             sink.push(finding.sequence(id).layer(layer));
         }
     }
-    if let Some((first, end)) = first_gap(spans(&referenced, ExtentContent::TokenIds), sequence.token_ids) {
+    if let Some((first, end)) = first_gap(spans(&referenced, ExtentContent::TokenIds), 0..sequence.token_ids) {
         let text = format!("{} token ids are committed, but no frame holds these", sequence.token_ids);
         sink.push(Finding::damage(Code::TokenIds, text).sequence(id).tokens(first, end));
     }
@@ -119,15 +121,30 @@ fn spans(frames: &[ReferencedFrame<'_>], content: ExtentContent) -> Vec<(u64, u6
     spans
 }
 
+/// Returns the first of these tokens of a layer whose min/max summaries the frame does not hold.
+fn first_without_min_max(info: &FrameInfo, layer: u16, tokens: Range<u64>) -> Option<(u64, u64)> {
+    let own = info.spans.iter().filter(|(content, ..)| *content == ExtentContent::MinMax(layer));
+    let mut spans: Vec<(u64, u64)> = own.map(|&(_, first, end)| (first, end)).collect();
+    spans.sort_unstable();
+    first_gap(spans, tokens)
+}
+
 /// Returns what is missing of one layer: committed tokens, and min/max summaries if the sequence has them.
 ///
 /// `frames` are ordered by LSN. Their groups must continue each other, as SPEC.md chapter 13 step 10 demands.
 fn check_layer(sequence: &Sequence, frames: &[ReferencedFrame<'_>], layer: u16, group: u64) -> Vec<Finding> {
     let (committed, mut findings) = (sequence.committed, Vec::new());
+    let has_min_max = sequence.summaries & 1 << (SUMMARY_MIN_MAX - 1) != 0;
     let mut overlay = Overlay::new(group);
     for ReferencedFrame { id, token_end, info } in frames {
         let clip = committed.min(*token_end);
         for &(_, first, end) in info.spans.iter().filter(|(content, ..)| *content == ExtentContent::Groups(layer)) {
+            let whole = end.min(clip / group * group);
+            if has_min_max && let Some((first, end)) = first_without_min_max(info, layer, first..whole) {
+                let text = "the frame of these groups holds no min/max summaries of them";
+                let finding = Finding::damage(Code::Summary, text).frame(*id).tokens(first, end);
+                findings.push(finding.plane("summary"));
+            }
             if let Err(groups) = overlay.add_groups(first, end, clip) {
                 let text = format!("the groups begin past the {groups} groups that frames of lower LSNs hold");
                 findings.push(Finding::damage(Code::Overlay, text).frame(*id).tokens(first, end));
@@ -136,13 +153,6 @@ fn check_layer(sequence: &Sequence, frames: &[ReferencedFrame<'_>], layer: u16, 
         }
         for &(_, first, end) in info.spans.iter().filter(|(content, ..)| *content == ExtentContent::Tail(layer)) {
             overlay.add_tail(first, end, clip);
-        }
-    }
-    if sequence.summaries & 1 << (SUMMARY_MIN_MAX - 1) != 0 {
-        let grouped = overlay.groups().min(committed / group) * group;
-        if let Some((first, end)) = first_gap(spans(frames, ExtentContent::MinMax(layer)), grouped) {
-            let text = "no frame holds the min/max summaries of these groups";
-            findings.push(Finding::damage(Code::Summary, text).tokens(first, end).plane("summary"));
         }
     }
     if let Some((first, end)) = overlay.missing(committed) {

@@ -339,7 +339,7 @@ fn frames_of_a_layer_must_continue_each_other() {
     const T: u16 = KIND_TAIL;
     type Frames = &'static [&'static [(u16, u64, u32)]];
     // Both layers with KV have groups of 4 tokens.
-    let clean: [(Frames, u64); 4] = [
+    let clean: [(Frames, u64); 5] = [
         (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 8, 2)], &[(S, 8, 4), (G, 8, 4)]], 12),
         // A tail inside a group hides it. The group is written again.
         (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 6, 1)], &[(S, 4, 4), (G, 4, 4)]], 8),
@@ -347,6 +347,8 @@ fn frames_of_a_layer_must_continue_each_other() {
         (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 3, 2)]], 5),
         // A group that the commit cuts needs no min/max summary.
         (&[&[(S, 0, 4), (G, 0, 8)]], 7),
+        // The order of summaries in a frame is free.
+        (&[&[(S, 4, 4), (S, 0, 4), (G, 0, 8)]], 8),
     ];
     for (frames, committed) in clean {
         let report = Image::with_frames(frames, committed).check();
@@ -354,13 +356,16 @@ fn frames_of_a_layer_must_continue_each_other() {
     }
     let tokens = |report: &Report| report.findings.iter().map(|f| (f.layer, f.tokens)).collect::<Vec<_>>();
     let both = |tokens| vec![(Some(0), Some(tokens)), (Some(2), Some(tokens))];
-    let bad: [(Frames, u64, Code, [u64; 2]); 4] = [
+    let bad: [(Frames, u64, Code, [u64; 2]); 6] = [
         // Groups are written before the groups that precede them.
         (&[&[(S, 4, 4), (G, 4, 4)], &[(S, 0, 4), (G, 0, 4)]], 8, Code::Overlay, [4, 8]),
         // A newer tail hides the groups after it.
         (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 2, 1)]], 8, Code::Coverage, [3, 8]),
         (&[&[(S, 0, 4), (G, 0, 4)], &[(G, 4, 4)]], 8, Code::Summary, [4, 8]),
         (&[&[(S, 0, 4), (G, 0, 8)]], 8, Code::Summary, [4, 8]),
+        // Summaries of another frame are those of other keys.
+        (&[&[(S, 0, 8), (G, 0, 8)], &[(G, 4, 4)]], 8, Code::Summary, [4, 8]),
+        (&[&[(S, 0, 8), (G, 0, 4)], &[(G, 4, 4)]], 8, Code::Summary, [4, 8]),
     ];
     for (frames, committed, code, place) in bad {
         let report = Image::with_frames(frames, committed).check();

@@ -219,20 +219,33 @@ fn files_that_are_longer_or_not_of_the_store_are_notes() {
     append(&image.path(0, SEGMENT), &[0; 512]);
     fs::write(image.path(0, "segments/notes"), b"x").unwrap();
     fs::write(image.path(0, "manifest/notes"), b"x").unwrap();
-    fs::set_permissions(&image.dirs[0], fs::Permissions::from_mode(0o777)).unwrap();
     let report = image.check();
-    assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 5), "{}", report.to_text());
+    assert_eq!((report.exit_code, report.findings.len()), (EXIT_CLEAN, 4), "{}", report.to_text());
     let place = |f: &Finding| (f.offset, f.length);
     let whole = (2 * PAGE_BYTES) as u64;
     let found = find(&report, Code::Leftover, "the superblock file extends past its two slots");
     assert_eq!(place(found), (Some(whole), Some(PAGE_BYTES as u64)));
     let end = u64::from(common::SEGMENT_PAGES) * PAGE_BYTES as u64;
     assert_eq!(place(find(&report, Code::Leftover, "past the end of its segment")), (Some(end), Some(512)));
-    find(&report, Code::Permissions, "mode 777; use 700");
     let foreign: Vec<_> = report.findings.iter().filter(|f| f.message == "the file is not part of the store").collect();
     let names: Vec<_> = foreign.iter().map(|f| f.file.as_deref()).collect();
     assert_eq!(names, [Some("manifest/notes"), Some("segments/notes")]);
-    assert!(report.to_text().contains("note permissions") && report.to_text().ends_with("clean (5 notes)\n"));
+    assert!(report.to_text().contains("note leftover") && report.to_text().ends_with("clean (4 notes)\n"));
+}
+
+/// The engine refuses such a directory.
+#[test]
+fn a_directory_that_others_may_write_to_is_damage() {
+    let image = Image::standard(1, STATE_CLOSED);
+    for (mode, exit) in [(0o755, EXIT_CLEAN), (0o770, EXIT_DAMAGE), (0o777, EXIT_DAMAGE)] {
+        fs::set_permissions(&image.dirs[0], fs::Permissions::from_mode(mode)).unwrap();
+        let report = image.check();
+        assert_eq!(report.exit_code, exit, "{mode:o}: {}", report.to_text());
+        if exit == EXIT_DAMAGE {
+            let found = find(&report, Code::Permissions, &format!("mode {mode:o}; use 700"));
+            assert_eq!((found.severity, found.path.as_ref()), (Severity::Damage, Some(&image.dirs[0])));
+        }
+    }
 }
 
 #[test]
@@ -307,6 +320,39 @@ fn a_header_of_a_batch_that_ends_past_the_file_is_no_batch() {
     append(&image.path(0, MANIFEST), &page);
     let report = image.check();
     assert_eq!((report.exit_code, report.checked.manifest_batches), (EXIT_CLEAN, 4), "{}", report.to_text());
+}
+
+/// The engine reads whole pages only.
+#[test]
+fn a_batch_in_a_part_of_a_page_is_no_batch() {
+    let image = Image::standard(1, STATE_CLOSED);
+    let last = image.batch_offsets[3] as u64;
+    for copy in 0..2 {
+        let file = fs::File::options().write(true).open(image.path(0, &m::file_name(GENERATION, copy))).unwrap();
+        file.set_len(last + 3000).unwrap();
+    }
+    let report = image.check();
+    let found = find(&report, Code::ManifestBatch, "no copy holds batch 4");
+    assert_eq!((found.offset, report.exit_code), (Some(last), EXIT_DAMAGE), "{}", report.to_text());
+}
+
+/// Pages after the end may claim four times the whole pages of the file.
+#[test]
+fn claims_of_batches_are_limited_by_the_whole_pages_of_a_file() {
+    for (claimed, exit) in [(68_u32, EXIT_CLEAN), (69, EXIT_DAMAGE)] {
+        let image = Image::standard(1, STATE_OPEN);
+        let mut page = vec![0; PAGE_BYTES];
+        page[..4].copy_from_slice(&m::BATCH_MAGIC);
+        for (at, value) in [(8, 1_000_u64), (16, 900), (24, GENERATION), (32, NONCE)] {
+            page[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        page[40..44].copy_from_slice(&claimed.to_le_bytes());
+        page.resize(PAGE_BYTES + 3000, 0);
+        append(&image.path(0, MANIFEST), &page);
+        assert_eq!(fs::metadata(image.path(0, MANIFEST)).unwrap().len() / PAGE_BYTES as u64, 17);
+        let report = image.check();
+        assert_eq!(report.exit_code, exit, "{claimed}: {}", report.to_text());
+    }
 }
 
 #[test]

@@ -96,6 +96,11 @@ fn free(r: &mut Records, segment: u32, generation: u64) {
     r.push(Kind::SegmentFree, &m::SegmentFree { generation, segment, device, removed: 0, reserved: 0 }, &[]);
 }
 
+fn free_and_remove(r: &mut Records, segment: u32, generation: u64) {
+    let (generation, segment, device) = (generation.into(), segment.into(), 0.into());
+    r.push(Kind::SegmentFree, &m::SegmentFree { generation, segment, device, removed: 1, reserved: 0 }, &[]);
+}
+
 fn seal(r: &mut Records, segment: u32, used: u32) {
     let (segment, used_pages, device) = (segment.into(), used.into(), 0.into());
     r.push(Kind::SegmentSeal, &m::SegmentSeal { segment, used_pages, device, reserved: [0; 6] }, &[]);
@@ -150,7 +155,7 @@ fn frames_and_segments_that_contradict_each_other_are_found() {
     let release = |r: &mut Records| {
         r.push(Kind::FrameRelease, &m::FrameRelease { sequence: 1.into(), frame: 99.into() }, &[]);
     };
-    let cases: [Case; 19] = [
+    let cases: [Case; 20] = [
         ("segment 00000009 of device 0 does not exist", |r| frame(r, 9, at(0, 9, 1, 1), 0)),
         ("is outside the pages of its segment", |r| frame(r, 9, at(0, 0, 20, 4), 0)),
         ("is in a free segment", |r| {
@@ -182,8 +187,42 @@ fn frames_and_segments_that_contradict_each_other_are_found() {
         ("of 24 pages is sealed with 24 pages in use", |r| seal(r, 0, 24)),
         ("has generation 3, but 2 is freed", |r| free(r, 0, 2)),
         ("is freed with 2 live frames", |r| free(r, 0, 3)),
+        ("segment 00000001 of device 0 is freed although it was removed", |r| {
+            open(r, 0, 1, 5, KIND_LOG, 24);
+            free_and_remove(r, 1, 5);
+            free_and_remove(r, 1, 5);
+        }),
     ];
     assert_all_found(1, 0, &cases);
+    // A writer frees a segment first, and removes its file later. Its id may be used again.
+    let report = image(1, 0, |r| {
+        open(r, 0, 1, 5, KIND_LOG, 24);
+        free(r, 1, 5);
+        free_and_remove(r, 1, 5);
+        open(r, 0, 1, 6, KIND_LOG, 24);
+        free_and_remove(r, 1, 6);
+    });
+    assert_eq!(report.check().exit_code, EXIT_CLEAN);
+}
+
+/// The second of three devices holds no frame, so it can be removed.
+#[test]
+fn first_copies_on_a_removed_device_are_found() {
+    let words = "the first copy of a frame is on device 1, which was removed";
+    let cases: [Case; 2] = [
+        (words, |r| {
+            member(r, 1, m::MEMBER_REMOVED);
+            open(r, 1, 1, 5, KIND_LOG, 24);
+            frame(r, 9, at(1, 1, 1, 1), 0);
+        }),
+        (words, |r| {
+            frame(r, 9, at(0, 0, 22, 1), 0);
+            member(r, 1, m::MEMBER_REMOVED);
+            open(r, 1, 1, 5, KIND_LOG, 24);
+            moved(r, 9, at(1, 1, 1, 1));
+        }),
+    ];
+    assert_all_found(3, 0, &cases);
 }
 
 #[test]

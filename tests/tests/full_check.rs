@@ -138,11 +138,15 @@ fn a_full_check_finds_and_locates_a_changed_value_of_each_kind_of_summary() {
                 let change = change_record(&mut image, kind, at);
                 let dirs = image.write(&root.path().join(format!("{kind}-{nth}"))).expect("directories");
                 let quick = report(&dirs, false);
-                assert!(quick.clean && quick.checked.summaries == 0, "{case:?}, {kind}: {}", quick.to_text());
+                // Another copy of the frame has another checksum of the record.
+                let differing = usize::from(case.3 > 1);
+                let are_copies = quick.findings.iter().all(|f| f.code == kvfsck::Code::FrameHeader);
+                assert!(are_copies && quick.findings.len() == differing, "{case:?}, {kind}: {}", quick.to_text());
+                assert_eq!(quick.checked.summaries, 0, "{case:?}, {kind}: {}", quick.to_text());
                 let full = report(&dirs, true);
-                assert_eq!(full.findings.len(), 1, "{case:?}, {kind}, {at}: {}", full.to_text());
-                let found = &full.findings[0];
-                assert_eq!(found.code, kvfsck::Code::Summary);
+                assert_eq!(full.findings.len(), 1 + differing, "{case:?}, {kind}, {at}: {}", full.to_text());
+                let is_summary = |f: &&kvfsck::Finding| f.code == kvfsck::Code::Summary;
+                let found = full.findings.iter().find(is_summary).expect("a finding of a summary");
                 let located = Change {
                     device: found.device.expect("a device"),
                     file: found.file.as_deref().expect("a file").to_owned(),

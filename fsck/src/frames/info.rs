@@ -1,9 +1,9 @@
 //! The content of a frame, as its header describes it.
 
-use stratakv_format::PAGE_BYTES;
 use stratakv_format::frame::{
     KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_GROUPS, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS,
 };
+use stratakv_format::{Location, PAGE_BYTES};
 
 /// The meaning of the tokens of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +21,10 @@ pub(crate) enum ExtentContent {
 /// The content of a frame.
 #[derive(Debug)]
 pub(crate) struct FrameInfo {
+    /// The location of the copy that was read.
+    pub(crate) location: Location,
+    /// The digest of the header without the fields that differ between copies.
+    pub(crate) digest: u64,
     pub(crate) layout: u32,
     pub(crate) bytes: ExtentBytes,
     /// Content, first token, and one past the last token, in the order of the header.

@@ -4,17 +4,20 @@
 //! 2. Read the payload from front to back. Each byte is part of a plane or zero (`payload`).
 //! 3. Compare summaries with the keys of the frame, if that is asked for (`summaries`).
 //! 4. Return what the frame holds, for the checks of sequences and adapters (`info`).
+//! 5. Compare the headers of the copies of a frame with each other (`copies`).
 //!
 //! A frame whose header is invalid is reported and not read further, because nothing says what its bytes are.
 //!
 //! [`Depth::Headers`] leaves out step 3, and all of step 2 except the front of derived frames.
 
+mod copies;
 mod digest;
 mod info;
 mod payload;
 mod record_check;
 mod summaries;
 
+pub(crate) use copies::merge;
 pub(crate) use info::{AdapterPiece, DirectoryExtent, ExtentBytes, ExtentContent, FrameInfo, PoolExtent, RowExtent};
 pub(crate) use payload::ReadContext;
 
@@ -24,11 +27,11 @@ use crate::options::Depth;
 use crate::replay::{Frame, State};
 use crate::segments::SegmentJob;
 use payload::{FrameBytes, Payload};
-use stratakv_format::PAGE_BYTES;
 use stratakv_format::frame::{
     CALLER_STATE_BYTES_MAX, Descriptor, FramePlace, FrameView, KIND_CALLER_STATE, KIND_GROUPS, KIND_POOL, KIND_SUMMARY,
     KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX,
 };
+use stratakv_format::{Location, PAGE_BYTES};
 use summaries::SummaryChecker;
 
 const PAGE: u64 = PAGE_BYTES as u64;
@@ -89,7 +92,7 @@ impl Checker<'_> {
         if self.context.depth == Depth::Full {
             SummaryChecker { context: &self.context, file, frame: bytes, view: &view }.check();
         }
-        let (mut info, defects) = content(&view);
+        let (mut info, defects) = content(&view, location, copies::digest(&header));
         (info.adapter, info.directories) = (parts.adapter, parts.directories);
         for text in defects {
             let finding = about(Finding::damage(Code::FrameHeader, text));
@@ -151,12 +154,13 @@ impl Checker<'_> {
 }
 
 /// Returns what the descriptors of a frame say it holds, and what is wrong with them.
-fn content(view: &FrameView<'_>) -> (FrameInfo, Vec<&'static str>) {
+fn content(view: &FrameView<'_>, location: Location, digest: u64) -> (FrameInfo, Vec<&'static str>) {
     let layout = view.header().layout.get();
     let (spans, adapter, directories) = (Vec::new(), Vec::new(), Vec::new());
     let (pools, rows) = (Vec::new(), Vec::new());
     let bytes = ExtentBytes::default();
-    let mut info = FrameInfo { layout, bytes, spans, has_state: false, adapter, directories, pools, rows };
+    let has_state = false;
+    let mut info = FrameInfo { location, digest, layout, bytes, spans, has_state, adapter, directories, pools, rows };
     let mut defects = Vec::new();
     let front = u64::from(view.header().front_pages.get()) * PAGE;
     for descriptor in view.descriptors() {

@@ -66,7 +66,7 @@ fn valid_batch(file: &StoreFile, offset: u64, generation: Generation, sink: &Sin
     let mut front = vec![0; PAGE_BYTES];
     file.read(offset, &mut front, sink);
     let pages = Batch::claimed_pages(&front)?;
-    if offset + u64::from(pages) * PAGE > file.bytes.next_multiple_of(PAGE) {
+    if offset + u64::from(pages) * PAGE > file.bytes {
         return None;
     }
     let mut bytes = vec![0; pages as usize * PAGE_BYTES];
@@ -88,9 +88,9 @@ impl BatchReading {
     /// Reads and verifies what may be the batch `place.sequence` at `offset`.
     fn new(file: &StoreFile, offset: u64, place: &BatchPlace, sink: &Sink) -> Self {
         let mut bytes = vec![0; PAGE_BYTES];
-        let mut unreadable = !file.read(offset, &mut bytes, sink).is_empty();
+        let mut unreadable = offset < file.bytes && !file.read(offset, &mut bytes, sink).is_empty();
         if let Some(pages) = Batch::claimed_pages(&bytes).filter(|&pages| pages > 1 && !unreadable) {
-            let left = file.bytes.saturating_sub(offset).div_ceil(PAGE);
+            let left = file.bytes.saturating_sub(offset) / PAGE;
             bytes.resize(u64::from(pages).min(left).max(1) as usize * PAGE_BYTES, 0);
             unreadable |= !file.read(offset, &mut bytes, sink).is_empty();
         }
@@ -225,7 +225,7 @@ impl BatchWalk<'_> {
             let (mut at, mut window) = (offset, vec![0; WINDOW_BYTES]);
             let mut left = [file.bytes.saturating_mul(SEARCH_READ_MAX); 2];
             while at < file.bytes {
-                let bytes = (file.bytes - at).next_multiple_of(PAGE).min(WINDOW_BYTES as u64) as usize;
+                let bytes = (file.bytes - at).min(WINDOW_BYTES as u64) as usize;
                 file.read(at, &mut window[..bytes], self.sink);
                 for (index, page) in window[..bytes].chunks(PAGE_BYTES).enumerate() {
                     let Some(claimed) = claim(page).filter(|claimed| claimed.sequence > sequence) else { continue };

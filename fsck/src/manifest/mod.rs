@@ -59,7 +59,7 @@ pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u
     for device in &devices.devices {
         for copy in 0..device.newest.manifest_copies {
             let name = file_name(generation.number, copy);
-            let Some(file) = io::open(&device.directory, Some(device.index), &device.path, &name, sink) else {
+            let Some(mut file) = io::open(&device.directory, Some(device.index), &device.path, &name, sink) else {
                 continue;
             };
             if file.bytes / PAGE * PAGE > FILE_BYTES_MAX {
@@ -69,6 +69,8 @@ pub(crate) fn walk(devices: &Devices, generation: Generation, previous: Option<u
                 continue;
             }
             headers.check(device, copy, &file);
+            // A batch takes whole pages, so a reader ignores the part of a page at the end.
+            file.bytes = file.bytes / PAGE * PAGE;
             manifest.bytes += PAGE;
             manifest.copies.push(file);
         }

@@ -40,6 +40,11 @@ impl Frame {
         self.refs > 0
     }
 
+    /// Returns the locations of the copies, the first copy in front.
+    pub(crate) fn locations(&self) -> impl Iterator<Item = Location> + '_ {
+        std::iter::once(self.location).chain(self.others.iter().map(|copy| copy.location))
+    }
+
     /// Returns the frame once per copy, each time with the location and header CRC of that copy.
     pub(crate) fn copies(&self) -> impl Iterator<Item = Self> + '_ {
         let at = |copy: &FrameCopy| Self {
@@ -309,6 +314,8 @@ impl FrameTable {
         require(free.reserved == 0, reserved_byte)?;
         require(free.removed <= 1, || format!("`removed` of segment {id:08x} is {}, not 0 or 1", free.removed))?;
         let segment = self.segment(device, id)?;
+        // The writer may free a segment and remove its file later, which are two records. After that there is no file.
+        require(!segment.removed, || format!("segment {id:08x} of device {device} is freed although it was removed"))?;
         require(segment.generation == free.generation.get(), || {
             format!("segment {id:08x} has generation {}, but {} is freed", segment.generation, free.generation)
         })?;

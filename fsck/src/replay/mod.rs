@@ -138,7 +138,10 @@ impl<'a> Replay<'a> {
                 frames.release(frame);
                 Ok(())
             }
-            Record::FrameMoved(moved) => frames.move_frame(moved),
+            Record::FrameMoved(moved) => {
+                self.require_not_removed(moved.location.device.get())?;
+                self.state.frames.move_frame(moved)
+            }
             Record::SegmentOpen(open) => frames.open_segment(open, &self.limits),
             Record::SegmentSeal(seal) => frames.seal_segment(seal),
             Record::SegmentFree(free) => frames.free_segment(free),
@@ -205,10 +208,17 @@ impl<'a> Replay<'a> {
     }
 
     fn apply_frame(&mut self, frame: &m::Frame) -> RecordResult {
+        self.require_not_removed(frame.location.device.get())?;
         self.state.frames.occupy(frame, self.limits.pools)?;
         self.saw(FRAME_ID, frame.frame.get());
         self.saw(LSN, frame.lsn.get());
         self.state.frames.insert(frame)
+    }
+
+    /// Returns an error if a device was removed. It cannot hold the first copy of a frame.
+    fn require_not_removed(&self, device: u16) -> RecordResult {
+        let removed = self.state.members.get(&device).is_some_and(|member| member.state == m::MEMBER_REMOVED);
+        require(!removed, || format!("the first copy of a frame is on device {device}, which was removed"))
     }
 
     fn apply_counters(&mut self, counters: &m::Counters) -> RecordResult {

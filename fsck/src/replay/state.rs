@@ -35,6 +35,12 @@ impl State {
         self.frames().get(&frame).is_some_and(Frame::is_derived)
     }
 
+    /// Returns whether the store has declared a device lost, or has removed it.
+    pub(crate) fn has_left(&self, device: u16) -> bool {
+        let member = self.members.get(&device);
+        member.is_some_and(|member| matches!(member.state, m::MEMBER_LOST | m::MEMBER_REMOVED))
+    }
+
     /// Returns the segments by device and segment id, free segments included.
     pub(crate) fn segments(&self) -> &BTreeMap<(u16, u32), Segment> {
         self.frames.segments()

@@ -16,8 +16,9 @@ pub use records::{Records, commit, create};
 
 use frames::FrameWriter;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use stratakv_format::checksum::PayloadChecksum;
+use stratakv_format::checksum::{PayloadChecksum, crc_with_hole};
 use stratakv_format::features::Features;
 use stratakv_format::frame::*;
 use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
@@ -26,6 +27,7 @@ use stratakv_format::segment::{self, KIND_LOG, SegmentPage};
 use stratakv_format::superblock::{FILE, STATE_CLOSED, STATE_OPEN, Slot};
 use stratakv_format::{DType, DeviceIndex, Location, PAGE_BYTES, SegmentId};
 use tempfile::TempDir;
+use zerocopy::IntoBytes;
 use zerocopy::little_endian::{U16, U32, U64};
 
 pub const SEGMENT_PAGES: u32 = 24;
@@ -95,6 +97,19 @@ pub fn slot(device: u16, devices: u16, sequence: u64, state: u8, synced: u64) ->
         state,
         manifest_copies: if devices == 1 { 2 } else { 1 },
         reserved: 0,
+    }
+}
+
+/// Returns the member record of a device.
+pub fn member(device: u16, state: u8) -> m::Member {
+    m::Member {
+        epoch: U64::new(1),
+        device_id: [device as u8 + 1; 16],
+        device: U16::new(device),
+        state,
+        manifest_copies: 1,
+        weight: U32::new(0),
+        bytes_limit: U64::new(0),
     }
 }
 
@@ -313,6 +328,32 @@ impl Image {
         record
     }
 
+    /// Writes a copy of a frame to another device. `change` changes its bytes before. Returns the record of the copy.
+    pub fn copy_frame(&mut self, nth: usize, device: u16, change: impl FnOnce(&mut [u8])) -> m::Replica {
+        let PlacedFrame { id, location: from } = self.frames[nth].clone();
+        let (source, start, length) = (usize::from(from.device.0), from.offset() as usize, from.bytes() as usize);
+        let mut bytes = self.segments[source][start..start + length].to_vec();
+        let page = self.next_page[usize::from(device)];
+        assert!(page + from.pages < SEGMENT_PAGES, "the segment is too small");
+        self.next_page[usize::from(device)] = page + from.pages + 1;
+        let to = Location { device: DeviceIndex(device), segment: SegmentId(0), page, pages: from.pages };
+        bytes[32..48].copy_from_slice(to.to_raw().as_bytes());
+        change(&mut bytes);
+        let header = u32::from_le_bytes(bytes[8..12].try_into().unwrap()) as usize * PAGE_BYTES;
+        let nonce = segment_page(device, 0).nonce.get();
+        let crc = crc_with_hole(&nonce.to_le_bytes(), &bytes[..header], 4..8);
+        bytes[4..8].copy_from_slice(&crc.to_le_bytes());
+        let at = to.offset() as usize;
+        self.segments[usize::from(device)][at..at + length].copy_from_slice(&bytes);
+        m::Replica {
+            frame: U64::new(id),
+            generation: U64::new(1),
+            location: to.to_raw(),
+            header_crc: U32::new(crc),
+            reserved: U32::new(0),
+        }
+    }
+
     /// Writes every file. A closed store knows that its last batch is durable, an open one knows that of the
     /// checkpoint.
     pub fn write(&mut self, state: u8) {
@@ -333,6 +374,7 @@ impl Image {
             let dir = &self.dirs[device as usize];
             fs::create_dir_all(dir.join("manifest")).unwrap();
             fs::create_dir_all(dir.join("segments")).unwrap();
+            fs::set_permissions(dir, fs::Permissions::from_mode(0o700)).unwrap();
             let synced = if state == STATE_CLOSED { last } else { 1 };
             let mut superblock = slot(device, self.devices, 2, state, synced).encode().to_vec();
             superblock.extend_from_slice(&slot(device, self.devices, 1, STATE_OPEN, 1).encode());
