@@ -2,9 +2,12 @@
 
 use serde::Deserialize;
 use std::fs;
+use std::mem::offset_of;
 use std::path::Path;
 use stratakv::ErrorKind;
 use stratakv_format::PAGE_BYTES;
+use stratakv_format::ids::NUMBER_MAX;
+use stratakv_format::manifest::{Counters, Kind};
 use stratakv_tests::damage::{Edit, Image, check, judge, recover, seal};
 use stratakv_tests::rng::Rng;
 
@@ -217,4 +220,53 @@ fn each_byte_of_metadata_means_the_same_to_both_readers() {
         }
     }
     assert!(clean > 1000 && refused > 1000, "{clean} clean, {refused} refused");
+}
+
+/// Writes a number to a field of every Counters record of an image.
+fn set_counter(image: &mut Image, field: usize, number: u64) {
+    let mut start = (Kind::Counters as u16).to_le_bytes().to_vec();
+    start.extend([0; 2]);
+    start.extend((size_of::<Counters>() as u32).to_le_bytes());
+    let mut count = 0;
+    for (_, name, bytes) in &mut image.files {
+        if !name.starts_with("manifest/") {
+            continue;
+        }
+        for at in (0..bytes.len()).step_by(8) {
+            if bytes[at..].starts_with(&start) {
+                let at = at + start.len() + field;
+                bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
+                count += 1;
+            }
+        }
+    }
+    assert!(count > 0, "no Counters record");
+    seal(image);
+}
+
+/// Numbers grow with every open. A store with a number near its limit is refused before anything is written, because no
+/// reader would accept what follows.
+#[test]
+fn a_store_with_a_number_near_its_limit_opens_read_only() {
+    let whole = recover(&Image::base(1).simulate(1)).expect("an image that is whole");
+    let fields = [
+        offset_of!(Counters, next_frame),
+        offset_of!(Counters, next_sequence),
+        offset_of!(Counters, next_lsn),
+        offset_of!(Counters, lifetime_bytes),
+    ];
+    for field in fields {
+        let mut image = Image::base(1);
+        set_counter(&mut image, field, NUMBER_MAX - 10);
+        assert!(check(&image).is_ok_and(|report| report.clean), "field {field}");
+        let simulation = image.simulate(1);
+        let refused = simulation.open(Image::options().create(false)).map(|_| ()).expect_err("a number at its limit");
+        assert_eq!(refused.kind(), ErrorKind::Unsupported, "{refused}");
+        assert!(refused.to_string().contains("open read-only"), "{refused}");
+        // It reads read-only, also after the refusal.
+        assert_eq!(recover(&simulation).expect("a store that reads"), whole, "field {field}");
+        // Far from the limit it opens for writing.
+        set_counter(&mut image, field, 1 << 60);
+        image.simulate(1).open(Image::options().create(false)).expect("a store that opens for writing");
+    }
 }

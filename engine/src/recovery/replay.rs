@@ -40,7 +40,7 @@ use zerocopy::FromBytes;
 
 /// The bytes of one read.
 const CHUNK_BYTES: usize = 4 << 20;
-/// The search for later batches verifies at most this multiple of a copy's bytes.
+/// The search for later batches verifies at most this multiple of the bytes of a file.
 const BEHIND_READ_MAX: usize = 4;
 
 /// The state of a store according to its manifest.
@@ -526,7 +526,7 @@ fn durable_word(
         return Some("a superblock".into());
     }
     for copy in copies {
-        let mut left = copy.bytes.len().saturating_mul(BEHIND_READ_MAX);
+        let mut left = copy.len.saturating_mul(BEHIND_READ_MAX);
         for at in page..copy.bytes.len() / PAGE_BYTES {
             let bytes = &copy.bytes[at * PAGE_BYTES..];
             let Ok((header, _)) = BatchHeader::ref_from_prefix(bytes) else { continue };

@@ -32,7 +32,7 @@ use stratakv_format::error::FormatErrorCode;
 use stratakv_format::frame::{
     Descriptor, FrameView, KIND_ADAPTER, KIND_CALLER_STATE, KIND_CLUSTER_DELTA, KIND_CLUSTER_DIRECTORY, KIND_GROUPS,
     KIND_POOL, KIND_SUMMARY, KIND_TAIL, KIND_TOKEN_IDS, SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords,
-    tail_plane_bytes,
+    min_max_record_bytes, tail_plane_bytes,
 };
 use stratakv_format::{FrameId, PAGE_BYTES};
 
@@ -121,9 +121,14 @@ impl Sequence {
         let body = self.add_frame(reference, &view, front)?;
         let frame = OpenedFrame { reference, view: &view, front };
         let mut checksum = 0;
-        let is_tail = |d: &&Descriptor| d.kind.get() == KIND_TAIL;
-        let descriptors = view.descriptors().iter();
-        for descriptor in descriptors.clone().filter(|d| !is_tail(d)).chain(descriptors.filter(is_tail)) {
+        let mut descriptors: Vec<&Descriptor> = view.descriptors().iter().collect();
+        // Tails are last. Sections of a layer are in the order of their groups, wherever they are in the frame.
+        descriptors.sort_by_key(|d| match d.kind.get() {
+            KIND_TAIL => (2, 0),
+            KIND_SUMMARY => (1, d.first_token.get()),
+            _ => (0, 0),
+        });
+        for descriptor in descriptors {
             let kind = descriptor.kind.get();
             let first_checksum = checksum;
             checksum += if kind == KIND_GROUPS { descriptor.checksum_count.get() as usize } else { 0 };
@@ -282,9 +287,16 @@ impl Sequence {
     fn lay_summary(&mut self, frame: &OpenedFrame<'_>, descriptor: &Descriptor) -> Result<()> {
         let index = usize::from(descriptor.layer.get());
         let first = descriptor.first_group(self.identity.layout.raw()) as usize;
+        // As with groups, the clip excludes records. The group that it cuts has none.
+        let whole = frame.reference.clip / self.identity.layout.group_tokens() as u64;
+        let records = (whole as usize).saturating_sub(first).min(descriptor.pieces.get() as usize);
+        if records == 0 {
+            return Ok(());
+        }
         // Records that are streamed were not read.
         let Some(known) = self.layer(index)?.summaries().min_max().map(MinMax::groups) else { return Ok(()) };
         let bytes = self.piece(frame, descriptor, 0, None)?;
+        let bytes = &bytes[..records * min_max_record_bytes(self.layer(index)?.geometry())];
         if first > known {
             let found = format!("summaries of layer {index} from group {first} on, but only {known} before");
             return Err(corrupt(frame.reference, "coverage", 0, 0, found));
@@ -330,6 +342,9 @@ impl Sequence {
             }
             layer.forget_groups(group);
         }
+        // This tail replaces what earlier ones hold of its tokens.
+        let end = first_token + tokens as u64;
+        loose[index].retain(|piece| piece.first_token < first_token || piece.end() > end);
         loose[index].push(LooseTokens { first_token, tokens, stride: stored, keys, values });
         Ok(())
     }

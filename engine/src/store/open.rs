@@ -24,6 +24,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use stratakv_format::features::{INCOMPAT_CODECS, INCOMPAT_POOLS, INCOMPAT_REPLICAS};
+use stratakv_format::ids::NUMBER_MAX;
 use stratakv_format::manifest as m;
 use stratakv_format::segment::KIND_POOL;
 use stratakv_format::superblock::{SLOTS, STATE_CLOSED, STATE_OPEN, Slot};
@@ -32,6 +33,9 @@ use zerocopy::little_endian::U64;
 
 /// Frame and sequence ids that are skipped after a crash, because some may have been used and not recorded.
 const IDS_SKIPPED: u64 = 1 << 20;
+
+/// How far below their limit numbers must be before a store is opened for writing. They grow by much less in its life.
+const NUMBERS_LEFT: u64 = 1 << 50;
 
 /// Opens the store in these directories.
 ///
@@ -63,6 +67,7 @@ pub(super) fn open_existing(
     let mut known = match_members(found, &slots, &replayed.catalog)?;
     let (epoch, changed) = declare_missing(options, &mut replayed, &slots, &mut known)?;
     if !options.read_only {
+        check_numbers(&replayed, &every_slot, epoch)?;
         check_capacity(options, &replayed.catalog, first.segment_bytes.get(), &environment.sizes(), "open")?;
     }
     let members = replayed.catalog.members.keys().map(|device| usize::from(device.0) + 1).max().unwrap_or(1);
@@ -234,6 +239,31 @@ fn missing_members(options: &StoreOptions, catalog: &Catalog, known: &[MemberDev
         return Err(Error::new(ErrorKind::Configuration, text));
     }
     Ok(missing.into_iter().map(|member| m::Member { state: m::MEMBER_LOST, ..member }).collect())
+}
+
+/// Checks that the numbers which only grow are far from their limit. Readers then accept what is written from now on.
+///
+/// # Errors
+/// [`ErrorKind::Unsupported`]: one is near its limit, as in no store that this engine wrote.
+fn check_numbers(replayed: &ManifestState, slots: &[Slot], epoch: u64) -> Result<()> {
+    let (counters, place) = (&replayed.catalog.counters, &replayed.place);
+    let slot = slots.iter().map(|slot| slot.sequence.get()).max().unwrap_or(0);
+    let numbers = [
+        ("frame", counters.frame),
+        ("sequence", counters.sequence),
+        ("LSN", counters.lsn),
+        ("written bytes", counters.lifetime_bytes),
+        ("manifest generation", place.generation),
+        ("manifest batch", place.next_batch),
+        ("membership epoch", epoch),
+        ("superblock slot", slot),
+    ];
+    let Some((name, number)) = numbers.into_iter().find(|(_, number)| *number > NUMBER_MAX - NUMBERS_LEFT) else {
+        return Ok(());
+    };
+    let text =
+        format!("open: the next number is {number} ({name}), too near to its limit {NUMBER_MAX}; open read-only");
+    Err(Error::new(ErrorKind::Unsupported, text))
 }
 
 /// Checks that the catalog takes at most half of the memory.

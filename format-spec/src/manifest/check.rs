@@ -93,11 +93,15 @@ impl BodyChecker {
         self.within(offset, tokens.get(), 0, TOKENS_MAX)
     }
 
-    /// Checks that the variable part is a key of `key_bytes`.
+    /// Checks that the variable part is a key of `key_bytes`, in UTF-8.
     fn key(&self, offset: usize, key_bytes: u16, variable: &[u8]) -> Checked {
         self.within(offset, u64::from(key_bytes), 0, KEY_BYTES_MAX as u64)?;
         let found = variable.len() as u64;
-        self.within(offset, found, u64::from(key_bytes), u64::from(key_bytes))
+        self.within(offset, found, u64::from(key_bytes), u64::from(key_bytes))?;
+        core::str::from_utf8(variable).map(|_| ()).map_err(|e| {
+            let found = variable.get(e.valid_up_to()).copied().map_or(0, u64::from);
+            FormatError::range("key that is not UTF-8", self.at(offset), 0x7f, found)
+        })
     }
 
     fn device(&self, offset: usize, device: u16) -> Checked {

@@ -79,7 +79,8 @@ pub fn recover(simulation: &Simulation) -> Result<StoreContents, Error> {
     hold(&store)
 }
 
-/// Opens the store and calls most of its operations. Each may fail, but none may panic.
+/// Opens the store and calls most of its operations. Each may fail, but none may panic. A store that closes well opens
+/// again.
 fn use_up(simulation: &Simulation) {
     let Ok(store) = simulation.open(Image::options().create(false)) else { return };
     let looked = |store: &Store| {
@@ -109,8 +110,13 @@ fn use_up(simulation: &Simulation) {
     });
     let _ = (store.run_maintenance(), store.clean(), store.repair());
     looked(&store);
-    let _ = store.close();
-    drop(simulation.open(Image::options().create(false)).map(|store| hold(&store)));
+    let closed = store.close();
+    let again = simulation.open(Image::options().create(false));
+    if let (Ok(()), Err(e)) = (closed, &again) {
+        let about_bytes = matches!(e.kind(), ErrorKind::Corruption | ErrorKind::Unsupported);
+        assert!(!about_bytes, "a store that was opened, changed and closed does not open again: {e:?}");
+    }
+    drop(again.map(|store| hold(&store)));
 }
 
 /// Appends some tokens to every layer.

@@ -31,6 +31,7 @@ use crate::io::planted;
 use files::{affordable, copies, half, kept_bytes, pages_of, room_for_copy, sizes_of_copies, take_file, take_spare};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use stratakv_format::error::FormatError;
 use stratakv_format::manifest::{self as m, BatchPlace, FLAG_CHECKPOINT, FLAG_MORE, Kind, ManifestPage};
 use stratakv_format::superblock::{SLOTS, STATE_OPEN};
 use stratakv_format::{DeviceIndex, PAGE_BYTES};
@@ -89,6 +90,11 @@ fn write_zeros(devices: &Devices, files: &[(DeviceIndex, Arc<DeviceFile>)], byte
         }
     }
     Ok(())
+}
+
+/// Returns the error for records that no reader would accept.
+fn unwritable(e: FormatError) -> Error {
+    Error::new(ErrorKind::Corruption, format!("append to the manifest: {e}"))
 }
 
 /// Returns the first failure as an error.
@@ -479,7 +485,9 @@ impl ManifestLog {
                 sequence: self.place.next_batch,
             };
             let bytes = m::encode_batch(&place, self.place.synced_through, self.epoch, flags | more, records, count)
-                .map_err(|e| Error::new(ErrorKind::Corruption, e.to_string()))?;
+                .map_err(unwritable)?;
+            // A number that has reached its limit is not written, because no reader accepts it.
+            m::Records::new(records, count).find_map(Result::err).map_or(Ok(()), |e| Err(unwritable(e)))?;
             let pages = (bytes.len() / PAGE_BYTES) as u64;
             if self.place.next_page + pages > self.file_pages {
                 return Err(Error::new(ErrorKind::NoSpace, "append to the manifest: it is full"));
