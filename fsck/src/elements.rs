@@ -1,4 +1,4 @@
-//! Whether min/max summaries are those of their keys (SPEC.md chapter 11).
+//! The comparison of min/max summaries with their keys (SPEC.md chapter 11).
 
 use stratakv_format::DType;
 use stratakv_format::layout::{LayerGeometry, Layout};

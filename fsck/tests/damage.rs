@@ -363,7 +363,7 @@ fn frames_of_a_layer_must_continue_each_other() {
         (&[&[(S, 0, 8), (G, 0, 8)], &[(T, 2, 1)]], 8, Code::Coverage, [3, 8]),
         (&[&[(S, 0, 4), (G, 0, 4)], &[(G, 4, 4)]], 8, Code::Summary, [4, 8]),
         (&[&[(S, 0, 4), (G, 0, 8)]], 8, Code::Summary, [4, 8]),
-        // Summaries of another frame are those of other keys.
+        // Summaries in another frame belong to other keys.
         (&[&[(S, 0, 8), (G, 0, 8)], &[(G, 4, 4)]], 8, Code::Summary, [4, 8]),
         (&[&[(S, 0, 8), (G, 0, 4)], &[(G, 4, 4)]], 8, Code::Summary, [4, 8]),
     ];

@@ -196,7 +196,7 @@ fn headers(name: &str, file: &[u8]) -> Vec<(usize, usize)> {
 }
 
 /// Every byte of all headers and manifest records is changed under valid checksums. kvfsck and the engine know the
-/// same rules: a store that kvfsck calls clean opens and reads.
+/// same rules. A store that kvfsck calls clean therefore opens and reads.
 #[test]
 fn each_byte_of_metadata_means_the_same_to_both_readers() {
     let base = Image::base(1);

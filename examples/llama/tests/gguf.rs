@@ -360,15 +360,21 @@ fn truncated_and_damaged_headers_never_panic() {
     }
 }
 
+/// Returns a header without tensors, up to the type of the elements of its only entry: the list `x`.
+fn header_with_a_list() -> Vec<u8> {
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    for number in [0_u64, 1, 1] {
+        bytes.extend(number.to_le_bytes());
+    }
+    bytes.push(b'x');
+    bytes.extend(9_u32.to_le_bytes());
+    bytes
+}
+
 #[test]
 fn deep_and_long_lists_are_refused_without_memory_for_them() {
     let list = |depth: usize, count: u64| {
-        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
-        bytes.extend(0_u64.to_le_bytes());
-        bytes.extend(1_u64.to_le_bytes());
-        bytes.extend(1_u64.to_le_bytes());
-        bytes.push(b'x');
-        bytes.extend(9_u32.to_le_bytes());
+        let mut bytes = header_with_a_list();
         for _ in 0..depth {
             bytes.extend(9_u32.to_le_bytes());
             bytes.extend(1_u64.to_le_bytes());
@@ -387,12 +393,7 @@ fn deep_and_long_lists_are_refused_without_memory_for_them() {
 #[test]
 fn lists_of_truth_values_hold_only_zeros_and_ones() {
     let list = |values: &[u8]| {
-        let mut bytes = b"GGUF\x03\0\0\0".to_vec();
-        bytes.extend(0_u64.to_le_bytes());
-        bytes.extend(1_u64.to_le_bytes());
-        bytes.extend(1_u64.to_le_bytes());
-        bytes.push(b'x');
-        bytes.extend(9_u32.to_le_bytes());
+        let mut bytes = header_with_a_list();
         bytes.extend(7_u32.to_le_bytes());
         bytes.extend((values.len() as u64).to_le_bytes());
         bytes.extend(values);
