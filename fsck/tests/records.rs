@@ -227,7 +227,7 @@ fn first_copies_on_a_removed_device_are_found() {
 
 #[test]
 fn sequences_members_and_layouts_that_contradict_each_other_are_found() {
-    let cases: [Case; 18] = [
+    let cases: [Case; 19] = [
         ("a sequence has the id 0", |r| r.push(Kind::SequenceCreate, &create(0, b""), b"")),
         ("sequence 3 was deleted before", |r| r.push(Kind::SequenceCreate, &create(3, b""), b"")),
         ("sequence 1 already exists", |r| r.push(Kind::SequenceCreate, &create(1, b""), b"")),
@@ -241,6 +241,7 @@ fn sequences_members_and_layouts_that_contradict_each_other_are_found() {
             r.push(Kind::SequenceCreate, &create, b"");
         }),
         ("sequence 99 does not exist", |r| fork(r, 9, 99)),
+        ("key that is not UTF-8", |r| r.push(Kind::SequenceCreate, &create(9, b"a\xff"), b"a\xff")),
         ("sequence 9 holds an adapter and is forked", |r| {
             r.push(Kind::SequenceCreate, &create(9, b""), b"");
             adapter(r, 9, b"name");
