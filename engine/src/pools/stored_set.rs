@@ -15,7 +15,7 @@ use stratakv_format::checksum::PayloadChecksum;
 use stratakv_format::frame::{FramePlace, FrameView, KIND_CLUSTER_DIRECTORY};
 use stratakv_format::ids::NUMBER_MAX;
 use stratakv_format::pool::DirectoryPiece;
-use stratakv_format::{FrameId, PlaneIdentity};
+use stratakv_format::{FrameId, PlaneIdentity, SequenceId};
 
 /// The front of a derived frame, as it was read.
 pub(crate) struct DirectoryFront {
@@ -79,7 +79,7 @@ pub(crate) struct StoredSet {
 
 /// A directory of the wanted method.
 struct FoundDirectory<'a> {
-    /// The LSN of its frame, and its generation. The highest is in force.
+    /// Its generation, and the LSN of its frame. Of one set, the highest is in force.
     order: (u64, u64),
     /// Entries at or beyond this token are passed over.
     end: u64,
@@ -102,32 +102,41 @@ impl StoredSet {
 
     /// Reads the directories of `method`. Entries at or beyond `end` are passed over. `known` returns the pages of a
     /// derived frame of the sequence, and the end of its tokens.
-    pub(crate) fn read(
-        fronts: &[DirectoryFront],
+    pub(crate) fn read<'a>(
+        fronts: &'a [DirectoryFront],
         method: &str,
         (layout, end): (&KvLayout, u64),
         known: &dyn Fn(FrameId) -> Option<(u32, u64)>,
     ) -> Self {
         let mut set = Self::default();
-        let mut in_force: BTreeMap<(u16, u16), FoundDirectory<'_>> = BTreeMap::new();
+        // By layer and head, then by origin and set.
+        let mut in_force: BTreeMap<(u16, u16), BTreeMap<(SequenceId, u64), FoundDirectory<'a>>> = BTreeMap::new();
         for front in fronts {
             for (layer, pieces) in set.directories(front, layout) {
                 let header = pieces[0].header();
                 if pieces[0].method() != method {
                     continue;
                 }
-                let (key, order) = ((layer, header.head.get()), (front.meta.lsn, header.generation.get()));
-                if in_force.get(&key).is_none_or(|other| other.order < order) {
+                let own = in_force.entry((layer, header.head.get())).or_default();
+                let (key, order) = ((front.meta.origin, header.set.get()), (header.generation.get(), front.meta.lsn));
+                if own.get(&key).is_none_or(|other| other.order < order) {
                     let end = end.min(front.token_end);
-                    in_force.insert(key, FoundDirectory { order, end, pieces });
+                    own.insert(key, FoundDirectory { order, end, pieces });
                 }
             }
         }
+        // A method has one set at a time. If an earlier one is still there, the one that was written last counts.
+        let newest = |sets: BTreeMap<_, FoundDirectory<'a>>| sets.into_values().max_by_key(|found| found.order.1);
+        let in_force: Vec<(u16, FoundDirectory<'a>)> =
+            in_force.into_iter().filter_map(|((layer, _), sets)| newest(sets).map(|found| (layer, found))).collect();
         let header_of = |found: &FoundDirectory<'_>| *found.pieces[0].header();
-        let versions: BTreeSet<(u64, u64)> =
-            in_force.values().map(header_of).map(|header| (header.set.get(), header.generation.get())).collect();
+        let versions: BTreeSet<(u64, u64)> = in_force
+            .iter()
+            .map(|(_, found)| header_of(found))
+            .map(|header| (header.set.get(), header.generation.get()))
+            .collect();
         set.version = versions.first().copied().filter(|_| versions.len() == 1);
-        for ((layer, _), FoundDirectory { end, pieces, .. }) in in_force {
+        for (layer, FoundDirectory { end, pieces, .. }) in in_force {
             let Ok(geometry) = layout.kv_layer(usize::from(layer)) else { continue };
             let empty = || StoredLayer { lists: Vec::new(), frames: Vec::new() };
             let own = set.layers.entry(usize::from(layer)).or_insert_with(empty);

@@ -6,14 +6,16 @@ use super::layer_clusters::LayerClusters;
 use super::page_plan::tests as page_plan;
 use super::page_sources::{PageDevice, PageSources};
 use super::stored_list::{FrameTable, StoredList};
-use super::stored_set::StoredLayer;
+use super::stored_set::{DirectoryFront, StoredLayer, StoredSet};
 use crate::attention::{HeadMask, TokenMask};
+use crate::catalog::FrameMeta;
+use crate::layout::KvLayout;
 use crate::options::BalancePolicy;
 use crate::retrieval::clusters::ClusterLists;
 use std::collections::BTreeSet;
 use stratakv_format::layout::{LayerGeometry, Layout, RAW_PLANES};
 use stratakv_format::pool::{DirectoryFields, DirectoryPiece, EntryHeads};
-use stratakv_format::{DType, FrameId};
+use stratakv_format::{DType, DeviceIndex, FrameId, Location, SegmentId, SequenceId};
 
 /// Pages of 8 entries if they hold one head, and of 4 if they hold both.
 const GEOMETRY: LayerGeometry =
@@ -27,7 +29,7 @@ fn layout() -> Layout {
 }
 
 /// Returns the pieces of the directory of each list. Frame 10 holds the first 8 pages, frame 11 the next ones.
-fn directories(clusters: &LayerClusters) -> Vec<Vec<Vec<u8>>> {
+fn directories(clusters: &LayerClusters, (set, generation): (u64, u64)) -> Vec<Vec<Vec<u8>>> {
     let place = |nth: u32, valid| PagePlace {
         frame: FrameId(u64::from(10 + nth / (FRAME_PAGES - 1))),
         page: 1 + nth % (FRAME_PAGES - 1),
@@ -38,8 +40,8 @@ fn directories(clusters: &LayerClusters) -> Vec<Vec<Vec<u8>>> {
     let places: Vec<PagePlace> = (0..).zip(&pages).map(|(nth, page)| place(nth, page.valid)).collect();
     let of_list = |(nth, list): (u16, &super::layer_clusters::HeadClusters)| {
         let fields = DirectoryFields {
-            set: 10,
-            generation: 1,
+            set,
+            generation,
             heads: list.heads,
             method: "test",
             method_version: 1,
@@ -62,7 +64,7 @@ fn read(clusters: &LayerClusters, known: &[u64], end: u64) -> StoredLayer {
     let layout = layout();
     let exists = |frame: FrameId| known.contains(&frame.0).then_some((FRAME_PAGES, u64::MAX));
     let mut frames = FrameTable::new(Vec::new(), &exists);
-    let lists = directories(clusters).into_iter().map(|pieces| {
+    let lists = directories(clusters, (10, 1)).into_iter().map(|pieces| {
         let pieces: Vec<DirectoryPiece<'_>> =
             pieces.iter().map(|piece| DirectoryPiece::verify(piece, &layout, 0).expect("a piece")).collect();
         StoredList::read(&pieces, &GEOMETRY, (DTYPE, end), &mut frames).expect("a list")
@@ -100,6 +102,59 @@ pub(super) fn attended(covered: &Covered) -> [BTreeSet<u32>; 2] {
         }
     }
     heads
+}
+
+/// The clusters of a front, its origin and LSN, and its set and generation.
+type GivenFront<'a> = (&'a LayerClusters, (u64, u64), (u64, u64));
+
+/// Returns the front of a frame of an origin that holds the directories of these clusters.
+fn front(clusters: &LayerClusters, (origin, lsn): (u64, u64), version: (u64, u64)) -> DirectoryFront {
+    let (mut bytes, mut pieces) = (Vec::new(), Vec::new());
+    for piece in directories(clusters, version).concat() {
+        pieces.push((0, bytes.len()..bytes.len() + piece.len()));
+        bytes.extend(piece);
+    }
+    let meta = FrameMeta {
+        origin: SequenceId(origin),
+        lsn,
+        nonce: 0,
+        location: Location { device: DeviceIndex(0), segment: SegmentId(0), page: 1, pages: 1 },
+        header_crc: 0,
+        header_pages: 1,
+        front_pages: 1,
+        derived: true,
+        refs: 1,
+        other_copies: Vec::new(),
+    };
+    DirectoryFront { frame: FrameId(lsn), meta, token_end: u64::MAX, bytes, pieces }
+}
+
+/// SPEC.md, chapter 11: of one origin and set, the directory of the highest generation is in force, and of equal
+/// generations the one with the highest LSN. Of several sets of a method, the engine uses the one written last.
+#[test]
+fn the_highest_generation_of_the_set_that_was_written_last_is_in_force() {
+    let all: Vec<u32> = (0..16).collect();
+    let clusters = stored(&[&all.chunks(4).collect::<Vec<_>>()], 16);
+    let short = stored(&[&all[..8].chunks(4).collect::<Vec<_>>()], 8);
+    let layout = KvLayout::new(layout()).expect("a layout");
+    let exists = |_: FrameId| Some((FRAME_PAGES, u64::MAX));
+    // The fronts, the expected tokens, and the expected set and generation.
+    let cases: [(&[GivenFront<'_>], u64, (u64, u64)); 5] = [
+        (&[(&clusters, (1, 5), (10, 1)), (&short, (1, 6), (10, 2))], 8, (10, 2)),
+        (&[(&clusters, (1, 6), (10, 1)), (&short, (1, 5), (10, 2))], 8, (10, 2)),
+        (&[(&clusters, (1, 5), (10, 1)), (&short, (1, 6), (10, 1))], 8, (10, 1)),
+        (&[(&clusters, (1, 5), (10, 9)), (&short, (1, 6), (11, 1))], 8, (11, 1)),
+        (&[(&clusters, (1, 5), (10, 9)), (&short, (2, 6), (10, 1))], 8, (10, 1)),
+    ];
+    for (given, tokens, version) in cases {
+        let mut fronts: Vec<DirectoryFront> =
+            given.iter().map(|(clusters, place, version)| front(clusters, *place, *version)).collect();
+        for _ in 0..2 {
+            let set = StoredSet::read(&fronts, "test", (&layout, 16), &exists);
+            assert_eq!((set.tokens, set.version, set.dropped), (tokens, Some(version), 0), "{version:?}");
+            fronts.reverse();
+        }
+    }
 }
 
 #[test]
@@ -182,7 +237,7 @@ fn a_directory_that_is_incomplete_or_names_pages_beyond_its_frame_is_dropped() {
     let all: Vec<u32> = (0..16).collect();
     let clusters = stored(&[&all.chunks(4).collect::<Vec<_>>()], 16);
     let layout = layout();
-    let pieces = directories(&clusters).remove(0);
+    let pieces = directories(&clusters, (10, 1)).remove(0);
     let pieces: Vec<DirectoryPiece<'_>> =
         pieces.iter().map(|piece| DirectoryPiece::verify(piece, &layout, 0).expect("a piece")).collect();
     let dropped = |pieces: &[DirectoryPiece<'_>], pages| {

@@ -85,8 +85,8 @@ pub(crate) fn replay(found: &[ProbedDirectory], store_id: [u8; 16], memory: usiz
         return Err(Error::new(ErrorKind::Corruption, "open: no superblock names a manifest; see kvfsck check"));
     };
     let place = |f: &ProbedDirectory| {
-        let copies = f.slots.iter().map(|slot| slot.manifest_copies).max().unwrap_or(0);
-        Some((DeviceIndex(f.slot?.device_index.get()), Arc::clone(&f.directory), copies))
+        let slot = f.slot?;
+        Some((DeviceIndex(slot.device_index.get()), Arc::clone(&f.directory), slot.manifest_copies))
     };
     let devices: Vec<_> = found.iter().filter_map(place).collect();
     let slots: Vec<Slot> = found.iter().flat_map(|f| f.slots.iter().copied()).collect();

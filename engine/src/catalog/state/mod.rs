@@ -104,16 +104,7 @@ impl Catalog {
             Record::FrameMoved(moved) => self.moved(moved)?,
             Record::Replica(copy) => self.copy(copy)?,
             Record::SegmentOpen(open) => self.segment_open(open)?,
-            Record::SegmentSeal(seal) => {
-                let key = (DeviceIndex(seal.device.get()), SegmentId(seal.segment.get()));
-                let segment = self.segment_mut(key)?;
-                segment.state = SegmentState::Sealed;
-                // The segment may hold frames that no commit has named yet, and the seal counts their pages.
-                segment.used_pages = segment.used_pages.max(seal.used_pages.get());
-                if segment.live_pages == 0 {
-                    self.idle.insert(key);
-                }
-            }
+            Record::SegmentSeal(seal) => self.segment_seal(seal)?,
             Record::SegmentFree(free) => self.segment_free(free)?,
             Record::SequenceCommit(commit) => {
                 let state = commit.state_frame.get();
@@ -398,6 +389,7 @@ impl Catalog {
         let id = FrameId(frame.frame.get());
         let location = Location::from_raw(&frame.location);
         let derived = frame.flags.get() & m::FLAG_DERIVED != 0;
+        self.require_not_removed(location.device)?;
         self.add_live_pages(id, location, (frame.lsn.get(), derived))?;
         self.counters.frame = self.counters.frame.max(id.0.saturating_add(1));
         self.counters.lsn = self.counters.lsn.max(frame.lsn.get().saturating_add(1));
@@ -417,6 +409,16 @@ impl Catalog {
             return Err(format!("frame {id} exists already"));
         }
         Ok(())
+    }
+
+    /// Returns an error if a device was removed. It cannot hold the first copy of a frame.
+    fn require_not_removed(&self, device: DeviceIndex) -> Applied {
+        match self.members.get(&device) {
+            Some(member) if member.state == m::MEMBER_REMOVED => {
+                Err(format!("the first copy of a frame is on device {device}, which was removed"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Returns whether the catalog has this frame, at any location.
@@ -452,11 +454,15 @@ impl Catalog {
     fn moved(&mut self, moved: &m::FrameMoved) -> Applied {
         let id = FrameId(moved.frame.get());
         let to = Location::from_raw(&moved.location);
+        self.require_not_removed(to.device)?;
         let Some(frame) = self.frames.get_mut(&id) else {
             return Err(format!("frame {id} does not exist"));
         };
         if frame.derived {
             return Err(format!("frame {id} is derived, but is moved"));
+        }
+        if frame.location.pages != to.pages {
+            return Err(format!("frame {id} of {} pages is moved to {} pages", frame.location.pages, to.pages));
         }
         // A move to the location of another copy makes that copy the first.
         let promoted = frame.other_copies.iter().position(|copy| copy.location == to);
@@ -497,9 +503,34 @@ impl Catalog {
         Ok(())
     }
 
+    fn segment_seal(&mut self, seal: &m::SegmentSeal) -> Applied {
+        let key = (DeviceIndex(seal.device.get()), SegmentId(seal.segment.get()));
+        let used = seal.used_pages.get();
+        let segment = self.segment_mut(key)?;
+        if segment.state == SegmentState::Free {
+            return Err(format!("segment {} of device {} is sealed although it is free", key.1, key.0));
+        }
+        if !(1..segment.pages).contains(&used) {
+            return Err(format!("segment {} of device {} is sealed with {used} pages in use", key.1, key.0));
+        }
+        segment.state = SegmentState::Sealed;
+        // The segment may hold frames that no commit has named yet, and the seal counts their pages.
+        segment.used_pages = segment.used_pages.max(used);
+        if segment.live_pages == 0 {
+            self.idle.insert(key);
+        }
+        Ok(())
+    }
+
     fn segment_free(&mut self, free: &m::SegmentFree) -> Applied {
         let key = (DeviceIndex(free.device.get()), SegmentId(free.segment.get()));
         let segment = self.segment_mut(key)?;
+        if segment.generation != free.generation.get() {
+            return Err(format!(
+                "segment {} of device {} has generation {}, but {} is freed",
+                key.1, key.0, segment.generation, free.generation
+            ));
+        }
         if segment.live_pages != 0 {
             return Err(format!("segment {} of device {} is freed with live frames", key.1, key.0));
         }

@@ -52,6 +52,7 @@ proptest! {
     ) {
         let mut catalog = Catalog::default();
         let mut next = [1_u32; 4];
+        let mut generations = [0_u64; 4];
         let mut frames = 0_u64;
         let sequence = SequenceId(1);
         catalog.insert_sequence(sequence, &[], SequenceMeta {
@@ -65,7 +66,8 @@ proptest! {
             let open = meta.as_ref().is_some_and(|meta| meta.state == SegmentState::Open);
             match what {
                 0 if meta.as_ref().is_none_or(|meta| meta.state == SegmentState::Free) => {
-                    let generation = meta.map_or(1, |meta| meta.generation + 1);
+                    generations[segment as usize] += 1;
+                    let generation = generations[segment as usize];
                     let (pages, state) = (64, SegmentState::Open);
                     let new = SegmentMeta {
                         generation, nonce: 1, pages, kind: 1, state, used_pages: 1, live_pages: 0, last_lsn: 0,
@@ -105,5 +107,101 @@ proptest! {
             }
             check(&catalog);
         }
+    }
+}
+
+/// A store of one frame of 2 pages, in the first of two segments of device 0. Segment 2 is free.
+fn small() -> Catalog {
+    let mut catalog = Catalog::default();
+    let mut apply = |record: Record<'_>| catalog.apply(&record).expect("a record that fits");
+    let open = |segment: u32| {
+        let meta = SegmentMeta {
+            generation: 3,
+            nonce: 1,
+            pages: 64,
+            kind: 1,
+            state: SegmentState::Open,
+            used_pages: 1,
+            live_pages: 0,
+            last_lsn: 0,
+        };
+        open_record((DeviceIndex(0), SegmentId(segment)), &meta)
+    };
+    (0..3).for_each(|segment| apply(Record::SegmentOpen(&open(segment))));
+    apply(Record::SegmentFree(&free_record((DeviceIndex(0), SegmentId(2)), 3, false)));
+    apply(Record::Frame(&frame_of_two_pages(1, 0, 1)));
+    catalog
+}
+
+fn pages_at(device: u16, page: u32, pages: u32) -> RawLocation {
+    Location { device: DeviceIndex(device), segment: SegmentId(0), page, pages }.to_raw()
+}
+
+fn frame_of_two_pages(id: u64, device: u16, page: u32) -> m::Frame {
+    let meta = FrameMeta {
+        origin: SequenceId(1),
+        lsn: id,
+        nonce: 1,
+        location: Location::from_raw(&pages_at(device, page, 2)),
+        header_crc: 0,
+        header_pages: 1,
+        front_pages: 1,
+        derived: false,
+        refs: 0,
+        other_copies: Vec::new(),
+    };
+    meta.record(FrameId(id))
+}
+
+/// The state after a contradicting record is not used, so only the error counts.
+#[test]
+fn records_that_contradict_the_state_are_refused() {
+    let key = |segment: u32| (DeviceIndex(0), SegmentId(segment));
+    let moved = |location: RawLocation| m::FrameMoved {
+        frame: U64::new(1),
+        location,
+        header_crc: U32::new(0),
+        reserved: U32::new(0),
+    };
+    small().apply(&Record::FrameMoved(&moved(pages_at(0, 5, 2)))).expect("a move");
+    small().apply(&Record::SegmentSeal(&seal_record(key(0), 3))).expect("a seal");
+    small().apply(&Record::SegmentFree(&free_record(key(1), 3, true))).expect("a free segment");
+    let refused = |record: Record<'_>, part: &str| {
+        let text = small().apply(&record).expect_err(part);
+        assert!(text.contains(part), "{text}");
+    };
+    refused(Record::FrameMoved(&moved(pages_at(0, 5, 3))), "of 2 pages is moved to 3 pages");
+    refused(Record::SegmentSeal(&seal_record(key(2), 3)), "sealed although it is free");
+    refused(Record::SegmentSeal(&seal_record(key(0), 0)), "sealed with 0 pages");
+    refused(Record::SegmentSeal(&seal_record(key(0), 64)), "sealed with 64 pages");
+    refused(Record::SegmentFree(&free_record(key(1), 4, false)), "has generation 3, but 4 is freed");
+    refused(Record::SegmentFree(&free_record(key(0), 3, false)), "freed with live frames");
+}
+
+#[test]
+fn a_removed_device_takes_no_first_copy() {
+    let mut catalog = small();
+    let member = m::Member {
+        epoch: U64::new(2),
+        device_id: [1; 16],
+        device: zerocopy::little_endian::U16::new(1),
+        state: m::MEMBER_REMOVED,
+        manifest_copies: 0,
+        weight: U32::new(0),
+        bytes_limit: U64::new(0),
+    };
+    catalog.apply(&Record::Member(&member)).expect("a member");
+    let opened = catalog.segments[&(DeviceIndex(0), SegmentId(0))].clone();
+    catalog.apply(&Record::SegmentOpen(&open_record((DeviceIndex(1), SegmentId(0)), &opened))).expect("a segment");
+    let moved = m::FrameMoved {
+        frame: U64::new(1),
+        location: pages_at(1, 1, 2),
+        header_crc: U32::new(0),
+        reserved: U32::new(0),
+    };
+    let frame = frame_of_two_pages(2, 1, 1);
+    for record in [Record::Frame(&frame), Record::FrameMoved(&moved)] {
+        let text = catalog.apply(&record).expect_err("a first copy");
+        assert!(text.contains("device 1, which was removed"), "{text}");
     }
 }
