@@ -1,6 +1,6 @@
 //! Replay: reads the manifest from its copies and builds the catalog.
 //!
-//! 1. Read every copy of the generation that the newest superblock names. Equal copies share one buffer.
+//! 1. Read every copy of the generation that the newest superblock names (`manifest_copies`).
 //! 2. Verify batch after batch. A batch counts if one copy has it.
 //! 3. Apply batches to the catalog. A run of batches that continue each other is applied only as a whole.
 //! 4. If no copy has a valid batch, decide by the table below between the end and damage.
@@ -17,29 +17,24 @@
 //! - A batch that was reported durable is never cut.
 //! - After a cut, or with a damaged copy, [`ManifestState::dirty`] makes the store start a new generation before it
 //!   writes.
-//! - At most `memory` bytes of the manifest are held at a time.
 
 use super::ProbedDirectory;
+use super::manifest_copies::{CopyName, ManifestCopy, ManifestDevice, is_zero, read_copies};
 use crate::catalog::{Catalog, SegmentMeta};
 use crate::error::{Corruption, Error, ErrorKind, Result};
 use crate::io::coverage;
-use crate::io::file::device_file::DeviceFile;
-use crate::io::file::directory::{Access, Directory};
 use crate::io::planted;
 use crate::log::ManifestPlace;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use stratakv_format::error::FormatErrorCode;
-use stratakv_format::features::Features;
 use stratakv_format::layout::Layout;
-use stratakv_format::manifest::{self as m, Batch, BatchHeader, BatchPlace, ManifestPage, Record};
+use stratakv_format::manifest::{self as m, Batch, BatchHeader, BatchPlace, Record};
 use stratakv_format::segment::KIND_POOL;
 use stratakv_format::superblock::Slot;
-use stratakv_format::{DeviceIndex, FormatError, PAGE_BYTES, Unverified};
+use stratakv_format::{DeviceIndex, FormatError, PAGE_BYTES};
 use zerocopy::FromBytes;
 
-/// The bytes of one read.
-const CHUNK_BYTES: usize = 4 << 20;
 /// The search for later batches verifies at most this multiple of the bytes of a file.
 const BEHIND_READ_MAX: usize = 4;
 
@@ -56,21 +51,6 @@ pub(crate) struct ManifestState {
     pub(crate) damaged: BTreeMap<DeviceIndex, u64>,
     /// The number of readable copies of the generation in force, by device.
     pub(crate) held: BTreeMap<DeviceIndex, u8>,
-}
-
-/// The device and number of a copy.
-type CopyName = (DeviceIndex, u8);
-
-/// A copy of the manifest that was read.
-struct ManifestCopy {
-    device: DeviceIndex,
-    file: String,
-    /// The content without zeros at the end; the header page reads as zeros. Equal copies share it, to save memory.
-    bytes: Arc<Vec<u8>>,
-    /// The length of the file in bytes, in whole pages.
-    len: usize,
-    /// The feature bits of the header.
-    features: Features,
 }
 
 /// Replays the manifest that the newest slots name. `found` must be in order of device index.
@@ -125,9 +105,6 @@ fn check_segments(catalog: &Catalog, slot: &Slot) -> Result<()> {
     let text = format!("segment {id} of device {device}: {pages} pages, but segments of this store have {bytes} bytes");
     Err(Error::new(ErrorKind::Corruption, text).during("the manifest is damaged in every copy; see kvfsck check"))
 }
-
-/// The devices of a store: index, directory, and the number of manifest copies there.
-type ManifestDevice = (DeviceIndex, Arc<dyn Directory>, u8);
 
 /// Replays one generation from all its readable copies.
 fn replay_generation(
@@ -349,166 +326,6 @@ fn apply(catalog: &mut Catalog, batch: &Batch<'_>, copies: &[ManifestCopy], page
         applied.map_err(|e| damaged(copies, page, "records that agree with each other", e))?;
     }
     Ok(())
-}
-
-/// Reads every copy. Returns the readable ones, the number of the first batch, and the names of the unreadable ones.
-fn read_copies(
-    devices: &[ManifestDevice],
-    store_id: [u8; 16],
-    (generation, nonce): (u64, u64),
-    mut memory: usize,
-) -> Result<(Vec<ManifestCopy>, u64, Vec<CopyName>)> {
-    let mut copies = Vec::new();
-    let mut first_batch = None;
-    let mut unread = Vec::new();
-    let mut error = None;
-    for (device, directory, copies_there) in devices {
-        for copy in 0..*copies_there {
-            let name = m::file_name(generation, copy);
-            let wanted = (store_id, generation, nonce);
-            let like = copies.first().map(|copy: &ManifestCopy| &copy.bytes);
-            match read_copy(&**directory, (*device, copy), &name, wanted, like, memory) {
-                Ok((read, first)) => {
-                    if !like.is_some_and(|like| Arc::ptr_eq(like, &read.bytes)) {
-                        memory = memory.saturating_sub(read.bytes.len());
-                    }
-                    first_batch = first_batch.or(Some(first));
-                    copies.push(read);
-                }
-                // An unreadable copy counts as damaged.
-                Err(e) if matches!(e.kind(), ErrorKind::Corruption | ErrorKind::NotFound | ErrorKind::Io) => {
-                    unread.push((*device, copy));
-                    // The error of an existing copy that cannot be read says more than that of a missing one.
-                    if error.as_ref().is_none_or(|before: &Error| before.kind() != ErrorKind::Io) {
-                        error = Some(e);
-                    }
-                }
-                Err(e) => return Err(e),
-            }
-        }
-    }
-    match (first_batch, error) {
-        (Some(first), _) => Ok((copies, first, unread)),
-        (None, Some(e)) => {
-            let kind = if e.kind() == ErrorKind::Io { ErrorKind::Io } else { ErrorKind::Corruption };
-            Err(e.with_kind(kind).during("every copy of the manifest is unusable"))
-        }
-        (None, None) => Err(Error::new(ErrorKind::Corruption, "open: no device holds a manifest; see kvfsck check")),
-    }
-}
-
-/// Reads one copy and verifies its header page. Returns it with the number of its first batch.
-fn read_copy(
-    directory: &dyn Directory,
-    (device, copy): (DeviceIndex, u8),
-    name: &str,
-    (store_id, generation, nonce): ([u8; 16], u64, u64),
-    like: Option<&Arc<Vec<u8>>>,
-    memory: usize,
-) -> Result<(ManifestCopy, u64)> {
-    let file = directory.open_file(name, Access::ReadOnly)?;
-    let len = file.len()? / PAGE_BYTES as u64 * PAGE_BYTES as u64;
-    if len > m::FILE_BYTES_MAX {
-        let text = format!("{name} has {len} bytes, above the maximum of {}", m::FILE_BYTES_MAX);
-        return Err(Error::new(ErrorKind::Corruption, text));
-    }
-    let header = directory.read_small(&file, 0, (len as usize).min(PAGE_BYTES))?;
-    let corrupt = |expected: String, found: String| {
-        Error::corrupt(Corruption {
-            code: "manifest-page",
-            device: device.0,
-            file: name.into(),
-            offset: 0,
-            len: PAGE_BYTES as u64,
-            expected,
-            found,
-        })
-    };
-    let page =
-        Unverified::<ManifestPage>::at_front(&header, "manifest page").and_then(|page| page.verify()).map_err(|e| {
-            match e.code {
-                FormatErrorCode::Unsupported => {
-                    Error::new(ErrorKind::Unsupported, format!("{name}: written by another version: {e}"))
-                }
-                _ => corrupt("a manifest header".into(), e.to_string()),
-            }
-        })?;
-    let found = (page.store_id, page.generation.get(), page.nonce.get(), page.device.get(), page.copy);
-    if found != (store_id, generation, nonce, device.0, copy) {
-        let text = "the header of another store, generation, device or copy";
-        return Err(corrupt(format!("the header of generation {generation}"), text.into()));
-    }
-    let first = page.first_batch.get();
-    if first == 0 {
-        return Err(corrupt("a first batch of at least 1".into(), "0".into()));
-    }
-    let features = page.features;
-    let (bytes, len) = read_pages(directory, &file, len as usize, like, memory)?;
-    Ok((ManifestCopy { device, file: name.into(), bytes, len, features }, first))
-}
-
-/// Reads the pages behind the header of a file of `len` bytes. Returns the bytes and the length of the file.
-///
-/// If they equal `like`, returns that buffer. Otherwise allocates at most `memory` bytes.
-fn read_pages(
-    directory: &dyn Directory,
-    file: &DeviceFile,
-    len: usize,
-    like: Option<&Arc<Vec<u8>>>,
-    memory: usize,
-) -> Result<(Arc<Vec<u8>>, usize)> {
-    let known = |from: usize, to: usize| like.and_then(|like| like.get(from.min(like.len())..to.min(like.len())));
-    let (mut same, mut own, mut at) = (like.is_some(), Vec::new(), PAGE_BYTES.min(len));
-    while at < len {
-        let chunk = directory.read_small(file, at as u64, (len - at).min(CHUNK_BYTES))?;
-        if chunk.is_empty() {
-            break;
-        }
-        let end = at + chunk.len();
-        if same {
-            let (there, rest) = chunk.split_at(known(at, end).unwrap_or_default().len());
-            same = known(at, end).is_some_and(|known| known == there) && is_zero(rest);
-            if !same {
-                own = known(0, at).unwrap_or_default().to_vec();
-            }
-        }
-        let used = if same { 0 } else { used_bytes(&chunk) };
-        if used > 0 {
-            let needed = at + used;
-            if needed > memory {
-                let text = format!(
-                    "open: the manifest needs at least {needed} bytes but memory_limit leaves {memory}; \
-                     raise memory_limit"
-                );
-                return Err(Error::new(ErrorKind::MemoryLimit, text));
-            }
-            own.resize(at, 0);
-            own.extend_from_slice(&chunk[..used]);
-        }
-        at = end;
-    }
-    match like {
-        Some(like) if same && like.len() <= at => return Ok((Arc::clone(like), at)),
-        Some(like) if same => own = like[..at].to_vec(),
-        _ => {}
-    }
-    // A batch may end in zeros, so one batch more is kept behind the last used page.
-    let batch = m::BATCH_PAGES_MAX as usize * PAGE_BYTES;
-    own.truncate(used_bytes(&own));
-    own.resize((own.len().max(PAGE_BYTES) + batch).min(at), 0);
-    own.shrink_to_fit();
-    Ok((Arc::new(own), at))
-}
-
-/// Returns the bytes up to the end of the last page that is not all zero.
-fn used_bytes(bytes: &[u8]) -> usize {
-    let pages = bytes.chunks(PAGE_BYTES).rposition(|page| !is_zero(page)).map_or(0, |last| last + 1);
-    (pages * PAGE_BYTES).min(bytes.len())
-}
-
-/// Returns whether all bytes are zero. Folds chunks without branches, because most of a manifest file is zero.
-fn is_zero(bytes: &[u8]) -> bool {
-    bytes.chunks(64).all(|chunk| chunk.iter().fold(0, |or, byte| or | byte) == 0)
 }
 
 /// Returns what states that batch `sequence`, which no copy has, was durable. Returns `None` at the end of the

@@ -1,9 +1,11 @@
 //! Tests of the derived tables of the catalog against a search through all frames.
 
 use super::*;
+use crate::catalog::meta::SegmentState;
 use crate::catalog::{free_record, open_record, ref_record, release_record, seal_record};
 use proptest::prelude::*;
 use stratakv_format::ids::RawLocation;
+use stratakv_format::{Location, SegmentId};
 use zerocopy::little_endian::{U32, U64};
 
 fn at(segment: u32, page: u32) -> RawLocation {
