@@ -6,10 +6,12 @@ use std::mem::offset_of;
 use std::path::Path;
 use stratakv::ErrorKind;
 use stratakv_format::PAGE_BYTES;
+use stratakv_format::frame::{Descriptor, FrameHeader, MAGIC};
 use stratakv_format::ids::NUMBER_MAX;
-use stratakv_format::manifest::{Counters, Kind};
+use stratakv_format::manifest::{BATCH_MAGIC, BATCH_PAGES_MAX, Batch, BatchHeader, Counters, Kind};
 use stratakv_tests::damage::{Edit, Image, check, judge, recover, seal};
 use stratakv_tests::rng::Rng;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// A file of `corrupt/`.
 #[derive(Debug, Deserialize)]
@@ -184,7 +186,7 @@ fn redb_1333_repair_panics() {
 fn headers(name: &str, file: &[u8]) -> Vec<(usize, usize)> {
     let pages_of = |start: usize| match name {
         name if !name.starts_with("segments/") || start == 0 => 1,
-        _ if !file[start..].starts_with(&stratakv_format::frame::MAGIC) => 0,
+        _ if !file[start..].starts_with(&MAGIC) => 0,
         _ => u32::from_le_bytes(file[start + 8..start + 12].try_into().expect("4 bytes")) as usize,
     };
     let starts = (0..file.len()).step_by(PAGE_BYTES).map(|start| (start, start + pages_of(start) * PAGE_BYTES));
@@ -220,6 +222,111 @@ fn each_byte_of_metadata_means_the_same_to_both_readers() {
         }
     }
     assert!(clean > 1000 && refused > 1000, "{clean} clean, {refused} refused");
+}
+
+/// Puts the extents of a frame's front into another order, with their descriptors and checksums. Returns whether it
+/// has two such extents, and room for the zeros between them.
+fn shuffle_front(frame: &mut [u8], rng: &mut Rng) -> bool {
+    let (header, _) = FrameHeader::read_from_prefix(frame).expect("a frame header");
+    let padded = |bytes: u32| (bytes as usize).next_multiple_of(8);
+    let table = size_of::<FrameHeader>() + padded(header.layout_bytes.get()) + padded(header.key_bytes.get());
+    let sums = table + header.descriptors.get() as usize * size_of::<Descriptor>();
+    let rows = frame[table..sums].chunks(size_of::<Descriptor>());
+    let mut parts: Vec<(Descriptor, Vec<u8>, Vec<u8>)> = rows
+        .map(|row| {
+            let row = Descriptor::read_from_bytes(row).expect("a descriptor");
+            let (at, first) = (row.offset.get() as usize, sums + row.checksum_first.get() as usize * 8);
+            let bytes =
+                if row.is_behind_front() { Vec::new() } else { frame[at..at + row.bytes.get() as usize].to_vec() };
+            (row, bytes, frame[first..first + row.checksum_count.get() as usize * 8].to_vec())
+        })
+        .collect();
+    let count = parts.iter().filter(|(row, ..)| !row.is_behind_front()).count();
+    let front = header.front_pages.get() as usize * PAGE_BYTES;
+    let needed: usize = parts[..count].iter().map(|(_, bytes, _)| bytes.len().next_multiple_of(8)).sum();
+    let mut to = header.header_pages.get() as usize * PAGE_BYTES;
+    if count < 2 || to + needed > front {
+        return false;
+    }
+    (1..count).rev().for_each(|at| parts.swap(at, rng.below(at + 1)));
+    frame[to..front].fill(0);
+    let mut first = 0;
+    for (nth, (row, bytes, own_sums)) in parts.iter_mut().enumerate() {
+        if nth < count {
+            row.offset = (to as u64).into();
+            frame[to..to + bytes.len()].copy_from_slice(bytes);
+            to += bytes.len().next_multiple_of(8);
+        }
+        row.checksum_first = (first as u32).into();
+        frame[sums + first * 8..][..own_sums.len()].copy_from_slice(own_sums);
+        first += own_sums.len() / 8;
+        frame[table + nth * size_of::<Descriptor>()..][..size_of::<Descriptor>()].copy_from_slice(row.as_bytes());
+    }
+    true
+}
+
+/// Readers accept the extents of a front in any order, and find the same in each.
+#[test]
+fn fronts_in_another_order_hold_the_same() {
+    let base = Image::base(1);
+    let whole = recover(&base.simulate(1)).expect("an image that is whole");
+    let mut rng = Rng(1331);
+    let mut shuffled = 0;
+    for round in 0..100 {
+        let mut image = base.clone();
+        for (_, name, bytes) in image.files.iter_mut().filter(|(_, name, _)| name.starts_with("segments/")) {
+            for (start, _) in headers(name, bytes) {
+                let frame = &mut bytes[start..];
+                if frame.starts_with(&MAGIC) {
+                    shuffled += usize::from(shuffle_front(frame, &mut rng));
+                }
+            }
+        }
+        seal(&mut image);
+        let report = check(&image).expect("a report");
+        assert!(report.clean, "round {round}: {}", report.to_text());
+        assert_eq!(recover(&image.simulate(1)).expect("a store that reads"), whole, "round {round}");
+    }
+    assert!(shuffled > 100, "{shuffled} fronts");
+}
+
+/// SPEC.md, chapter 13, step 3: what looks like batches behind the end may name 4 times the pages of the file.
+#[test]
+fn claims_of_batches_behind_the_end_have_a_limit() {
+    let whole = recover(&Image::base(1).simulate(1)).expect("an image that is whole");
+    for more in 0..2 {
+        let mut image = Image::base(1);
+        for (_, _, bytes) in image.files.iter_mut().filter(|(_, name, _)| name.starts_with("manifest/")) {
+            let mut end = PAGE_BYTES;
+            while let Some(pages) = bytes.get(end..).and_then(Batch::claimed_pages) {
+                end += pages as usize * PAGE_BYTES;
+            }
+            let mut left = 4 * (bytes.len() / PAGE_BYTES) + more;
+            for page in bytes[end..].chunks_mut(PAGE_BYTES) {
+                let pages = left.min(BATCH_PAGES_MAX as usize);
+                if pages == 0 {
+                    break;
+                }
+                left -= pages;
+                let header = BatchHeader {
+                    magic: BATCH_MAGIC,
+                    sequence: 1_000_000.into(),
+                    synced_through: 999_999.into(),
+                    pages: (pages as u32).into(),
+                    ..BatchHeader::new_zeroed()
+                };
+                page[..size_of::<BatchHeader>()].copy_from_slice(header.as_bytes());
+            }
+            assert_eq!(left, 0, "a file with too few pages behind its end");
+        }
+        match recover(&image.simulate(1)) {
+            Ok(held) => assert!(more == 0 && held == whole, "{more} above the limit"),
+            Err(e) => {
+                assert!(more == 1 && e.to_string().contains("what looks like batches"), "{e}");
+                assert!(!check(&image).is_ok_and(|report| report.clean));
+            }
+        }
+    }
 }
 
 /// Writes a number to a field of every Counters record of an image.
