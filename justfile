@@ -1,4 +1,4 @@
-# The commands of this repository. `just` lists them. `.ci/run` runs all of them that a change must pass.
+# The commands of this repository. `just` lists them. `.ci/run` runs what a change must pass.
 
 set shell := ["bash", "-euo", "pipefail", "-c"]
 

@@ -24,6 +24,20 @@ mod tests {
     use std::time::Duration;
 
     #[test]
+    fn sizes_are_read_from_numbers_and_from_text() {
+        use serde::Deserialize;
+        use serde::de::IntoDeserializer;
+        use serde::de::value::Error as SerdeError;
+        let number = |n: u64| ByteSize::deserialize(IntoDeserializer::<SerdeError>::into_deserializer(n));
+        let signed = |n: i64| ByteSize::deserialize(IntoDeserializer::<SerdeError>::into_deserializer(n));
+        let text = |t: &'static str| ByteSize::deserialize(IntoDeserializer::<SerdeError>::into_deserializer(t));
+        assert_eq!((number(4096).unwrap(), signed(4096).unwrap()), (ByteSize::kib(4), ByteSize::kib(4)));
+        assert_eq!((text("64KiB").unwrap(), text("1.5 GiB").unwrap()), (ByteSize::kib(64), ByteSize::mib(1536)));
+        assert!(signed(-1).unwrap_err().to_string().contains("a number of bytes, or a text such as 64KiB"));
+        assert!(text("many").unwrap_err().to_string().contains("write 64KiB, 512MiB or 2GiB"));
+    }
+
+    #[test]
     fn documented_defaults_hold() {
         let options = StoreOptions::default();
         assert_eq!(options.memory_limit, ByteSize::mib(512));

@@ -1,12 +1,13 @@
 //! Sizes in bytes, as people write them.
 
 use crate::error::{Error, ErrorKind, Result};
+use serde::de::{Deserializer, Visitor};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 
-/// A size in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+/// A size in bytes. It is serialised as a number. Formats for people also read it from text, as [`FromStr`] does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(transparent)]
 pub struct ByteSize(pub u64);
 
@@ -45,6 +46,39 @@ impl fmt::Display for ByteSize {
             }
         }
         write!(f, "{} B", self.0)
+    }
+}
+
+impl<'de> Deserialize<'de> for ByteSize {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        match deserializer.is_human_readable() {
+            true => deserializer.deserialize_any(SizeVisitor),
+            false => u64::deserialize(deserializer).map(Self),
+        }
+    }
+}
+
+/// Reads a number of bytes, or a text.
+struct SizeVisitor;
+
+impl Visitor<'_> for SizeVisitor {
+    type Value = ByteSize;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number of bytes, or a text such as 64KiB")
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, bytes: u64) -> std::result::Result<ByteSize, E> {
+        Ok(ByteSize(bytes))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, bytes: i64) -> std::result::Result<ByteSize, E> {
+        let wrong = |_| E::invalid_value(serde::de::Unexpected::Signed(bytes), &self);
+        u64::try_from(bytes).map(ByteSize).map_err(wrong)
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> std::result::Result<ByteSize, E> {
+        text.parse().map_err(E::custom)
     }
 }
 

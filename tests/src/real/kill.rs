@@ -1,6 +1,6 @@
 //! Kills processes on the real driver at any moment.
 //!
-//! After each kill, kvfsck checks the store, and an open compares it with the ledger. The next worker then continues
+//! After a kill, kvfsck may check the store, and an open may compare it with the ledger. The next worker then continues
 //! with the same store.
 
 use super::worker;
@@ -98,8 +98,7 @@ fn one_store(plan: &KillPlan, seed: u64, cycles: u64, stop: &AtomicBool) -> Kill
     let devices = 1 + rng.below(2);
     let dirs = device_dirs(root.path(), devices);
     let limited = rng.below(3) == 0;
-    // The store is created before the first kill, because an interrupted creation over several devices must be removed
-    // by hand.
+    // The store is created before the first kill, so that every kill meets a store.
     if let Err(e) = worker::open(&dirs, limited) {
         outcome.failures.push(format!("seed {seed}: create: {e:?}"));
         return outcome;

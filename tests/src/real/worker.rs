@@ -1,7 +1,8 @@
 //! The work that crash tests interrupt: sequences grow, are committed, cut, forked, carried to another key, closed and
 //! deleted on a store with small segments.
 //!
-//! - Half of the sequences have groups under a codec, and half of the handles stream their summaries.
+//! - Half of the sequences have groups under a codec. A third of the handles stream all summaries, and a third only
+//!   min/max records.
 //! - On several devices, sequences have one or two copies.
 //! - In a store with a capacity, sequences that no handle holds may be evicted.
 
