@@ -184,6 +184,11 @@ impl Error {
         self.0.source.as_ref().and_then(std::io::Error::raw_os_error)
     }
 
+    /// Returns whether the process or the system has no descriptor left for another file.
+    pub(crate) fn is_short_of_descriptors(&self) -> bool {
+        matches!(self.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
+    }
+
     /// Copies the error, for another caller that waits for the same operation.
     #[must_use]
     pub fn duplicate(&self) -> Self {

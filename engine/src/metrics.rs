@@ -401,17 +401,46 @@ pub(crate) struct Observers {
 struct ObserverState {
     observer: Option<Observer>,
     waiting: std::collections::VecDeque<Evicted>,
+    /// The number of callers that hold a lock which an observer may want.
+    deferring: usize,
+}
+
+/// Events wait while this lives, because its owner holds a lock. They are told when it drops.
+pub(crate) struct DeferredEvents<'a>(&'a Observers);
+
+impl Drop for DeferredEvents<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.told).deferring -= 1;
+        loop {
+            let (observer, waiting) = {
+                let mut told = lock(&self.0.told);
+                match told.observer.clone() {
+                    Some(observer) if told.deferring == 0 && !told.waiting.is_empty() => {
+                        (observer, std::mem::take(&mut told.waiting))
+                    }
+                    _ => return,
+                }
+            };
+            waiting.iter().for_each(|event| observer(event));
+        }
+    }
 }
 
 impl Observers {
+    /// Lets events wait until the guard drops. Declare it before the guard of the lock, so that it drops after it.
+    pub(crate) fn defer(&self) -> DeferredEvents<'_> {
+        lock(&self.told).deferring += 1;
+        DeferredEvents(self)
+    }
+
     pub(crate) fn tell(&self, event: Evicted) {
         let mut told = lock(&self.told);
         match told.observer.clone() {
-            Some(observer) => {
+            Some(observer) if told.deferring == 0 => {
                 drop(told);
                 observer(&event);
             }
-            None => {
+            _ => {
                 if told.waiting.len() == EVENTS_MAX {
                     told.waiting.pop_front();
                     self.lost.add(1);
@@ -477,6 +506,23 @@ mod tests {
     use super::*;
     use std::task::Waker;
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn deferred_events_are_told_in_order_once_the_guard_drops() {
+        let event = |id| Evicted { id, key: String::new(), tokens: 0, bytes: 0, reason: EvictionReason::Space };
+        let (observers, told) = (Observers::default(), Arc::new(Mutex::new(Vec::new())));
+        let heard = Arc::clone(&told);
+        observers.set(Arc::new(move |event| lock(&heard).push(event.id)));
+        observers.tell(event(1));
+        let (outer, inner) = (observers.defer(), observers.defer());
+        observers.tell(event(2));
+        drop(inner);
+        observers.tell(event(3));
+        assert_eq!(*lock(&told), [1]);
+        drop(outer);
+        observers.tell(event(4));
+        assert_eq!(*lock(&told), [1, 2, 3, 4]);
+    }
 
     #[test]
     fn budget_never_exceeds_its_limit() {

@@ -3,20 +3,25 @@
 use super::rate_limiter::{RateLimiter, UrgentGuard};
 use crate::error::Result;
 use crate::metrics::{EventCount, lock};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
+use std::sync::{Arc, Mutex};
+use std::thread::{JoinHandle, ThreadId};
 use std::time::Instant;
 
 /// The background of a store: a maintenance thread, and a thread of lazy commits.
 ///
 /// Invariants:
-/// - The maintenance thread ends soon after [`Self::stop`], because it asks [`Self::is_stopping`] between steps.
+/// - At most one maintenance thread runs. It ends soon after [`Self::stop`], because it asks [`Self::is_stopping`]
+///   between steps.
+/// - One caller at a time closes the store ([`Self::closing`]).
 /// - `next_expiry_check_ms` is `u64::MAX` while the thread works or when no sequence expires. A handle that closes with
 ///   an earlier end wakes the thread.
 pub(crate) struct Background {
     rate_limiter: RateLimiter,
     maintenance_thread: Mutex<Option<JoinHandle<()>>>,
+    /// The last maintenance thread that was started.
+    last_started: Mutex<Option<ThreadId>>,
+    closing: Arc<Mutex<()>>,
     lazy_thread: Mutex<Option<JoinHandle<()>>>,
     stopping: AtomicBool,
     /// In milliseconds since 1970.
@@ -29,20 +34,37 @@ impl Background {
         Self {
             rate_limiter: RateLimiter::new(rate),
             maintenance_thread: Mutex::default(),
+            last_started: Mutex::default(),
+            closing: Arc::default(),
             lazy_thread: Mutex::new(lazy_thread),
             stopping: AtomicBool::new(false),
             next_expiry_check_ms: AtomicU64::new(u64::MAX),
         }
     }
 
-    /// Starts the maintenance thread that `spawn` makes.
+    /// Starts the maintenance thread that `spawn` makes, unless there is one.
     ///
     /// # Errors
     /// The errors of `spawn`.
     pub(crate) fn start(&self, spawn: impl FnOnce() -> Result<JoinHandle<()>>) -> Result<()> {
-        self.stopping.store(false, Ordering::Relaxed);
-        *lock(&self.maintenance_thread) = Some(spawn()?);
+        let mut thread = lock(&self.maintenance_thread);
+        if thread.is_none() {
+            self.stopping.store(false, Ordering::Relaxed);
+            let started = spawn()?;
+            *lock(&self.last_started) = Some(started.thread().id());
+            *thread = Some(started);
+        }
         Ok(())
+    }
+
+    /// Returns the lock that a caller holds while it closes the store.
+    pub(crate) fn closing(&self) -> Arc<Mutex<()>> {
+        Arc::clone(&self.closing)
+    }
+
+    /// Returns whether the caller is the maintenance thread.
+    pub(crate) fn is_maintenance_thread(&self) -> bool {
+        *lock(&self.last_started) == Some(std::thread::current().id())
     }
 
     /// Returns whether the maintenance thread is to end.
@@ -52,14 +74,22 @@ impl Background {
 
     /// Ends the maintenance thread and waits for it. `wake` is what it waits on.
     pub(crate) fn stop(&self, wake: &EventCount) {
-        self.stopping.store(true, Ordering::Relaxed);
+        let thread = {
+            let mut thread = lock(&self.maintenance_thread);
+            self.stopping.store(true, Ordering::Relaxed);
+            thread.take()
+        };
         wake.notify();
         self.rate_limiter.wake();
-        if let Some(thread) = lock(&self.maintenance_thread).take()
-            && thread.thread().id() != std::thread::current().id()
-        {
+        if let Some(thread) = thread.filter(|thread| thread.thread().id() != std::thread::current().id()) {
             let _ = thread.join();
         }
+    }
+
+    /// Forgets the threads, in a process that does not have them: a child of the one that opened the store.
+    pub(crate) fn forget_threads(&self) {
+        std::mem::forget(lock(&self.maintenance_thread).take());
+        std::mem::forget(lock(&self.lazy_thread).take());
     }
 
     /// Waits for the thread of lazy commits, which ends with the committer.

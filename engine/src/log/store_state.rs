@@ -203,6 +203,12 @@ impl StoreInner {
 
 impl Drop for StoreInner {
     fn drop(&mut self) {
+        if self.committer.is_child() {
+            // The files belong to the parent, and the threads to wait for do not exist here.
+            self.background.forget_threads();
+            std::mem::forget(Arc::clone(&self.devices));
+            return;
+        }
         // An error leaves the store as a crash would, which recovery handles. A closed store has nothing to do.
         if !self.committer.is_closed() {
             let _ = self.shut();

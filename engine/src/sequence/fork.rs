@@ -65,6 +65,7 @@ impl Sequence {
 
     fn fork_with(&mut self, key: &str) -> Result<Self> {
         self.store.committer.check()?;
+        self.store.committer.check_memory()?;
         self.land_all()?;
         let (id, lock) = self.store.claim(key)?;
         let parent = Some((self.identity.sequence, self.len()));

@@ -67,6 +67,8 @@ impl Store {
             let text = format!("the adapter has {} bytes; from 1 to {ADAPTER_BYTES_MAX} are possible", about.bytes);
             return Err(Error::new(ErrorKind::InvalidArgument, text));
         }
+        // An observer of evictions may use adapters.
+        let _events = inner.activity.observers.defer();
         let _one = lock(&inner.locks.adapters);
         if let Some((id, meta, known)) = self.find(layout, &about.name, Some(about.version))? {
             // The checksum does not cover which layer the numbers belong to, so the adapters are compared.

@@ -173,6 +173,17 @@ impl Store {
     /// in flight: the store is then closed and durable, but its directories stay locked until the tickets are dropped.
     /// Or the error of the last commit.
     pub fn close(self) -> Result<()> {
+        let in_use = || {
+            let text = "close: the store is still in use by clones, sequences or readers; drop them first";
+            Error::new(ErrorKind::InUse, text)
+        };
+        if self.inner.background.is_maintenance_thread() {
+            // An observer of evictions calls. The thread uses the store, and a caller of `close` may wait for it.
+            return Err(in_use());
+        }
+        // One clone after another, because a close that fails starts the maintenance thread again.
+        let closing = self.inner.background.closing();
+        let _one = lock(&closing);
         self.inner.background.stop(&self.inner.devices.maintenance_wake);
         match Arc::try_unwrap(self.inner) {
             Ok(inner) => {
@@ -190,11 +201,12 @@ impl Store {
                 }
             }
             Err(inner) => {
-                super::components::start_maintenance(&inner)?;
-                Err(Error::new(
-                    ErrorKind::InUse,
-                    "close: the store is still in use by clones, sequences or readers; drop them first",
-                ))
+                if !inner.committer.is_read_only() {
+                    super::components::start_maintenance(&inner)?;
+                }
+                // Before the next clone closes.
+                drop(inner);
+                Err(in_use())
             }
         }
     }

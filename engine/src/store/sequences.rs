@@ -101,7 +101,8 @@ impl Store {
         }
     }
 
-    fn open_by_id(&self, id: SequenceId, options: OpenSequence) -> Result<Sequence> {
+    /// Locks a sequence for one handle. Returns the lock, and what the catalog then knows of the sequence.
+    fn lock_sequence(&self, id: SequenceId) -> Result<(SequenceLock, SequenceMeta)> {
         let claim = SequenceLock::new(&self.inner, id, "");
         // The last handle has queued its commit or its deletion. After a flush the catalog has it.
         self.inner.flush_others()?;
@@ -120,11 +121,18 @@ impl Store {
         let claim = claim.ok_or_else(|| {
             Error::new(ErrorKind::InUse, format!("sequence {id} is open; drop its other handle first"))
         })?;
-        lock(&self.inner.space).classify(id, class_of(meta.ttl_ms, meta.evictable));
-        let load = |claim| load(claim, id, &meta, options.summaries);
-        let loaded = load(claim).or_else(|e| match (e.kind(), SequenceLock::new(&self.inner, id, "")) {
-            // The damage may be of the transfer, not of the medium, so it is read once more.
-            (ErrorKind::Corruption, Some(claim)) if !planted!(NotReadAgain) => load(claim),
+        Ok((claim, meta))
+    }
+
+    fn open_by_id(&self, id: SequenceId, options: OpenSequence) -> Result<Sequence> {
+        let load = |(claim, meta): (SequenceLock, SequenceMeta)| {
+            lock(&self.inner.space).classify(id, class_of(meta.ttl_ms, meta.evictable));
+            load(claim, id, &meta, options.summaries)
+        };
+        let loaded = load(self.lock_sequence(id)?).or_else(|e| match e.kind() {
+            // The damage may be of the transfer, not of the medium, so it is read once more. The failed handle gave up
+            // its lock, so another one may have committed since.
+            ErrorKind::Corruption if !planted!(NotReadAgain) => self.lock_sequence(id).map_or(Err(e), load),
             _ => Err(e),
         });
         let sequence = loaded.map_err(|e| e.during(format!("open sequence {id}")))?;

@@ -89,6 +89,13 @@ impl Catalog {
             + record(size_of::<m::CheckpointEnd>())
     }
 
+    /// Returns the number of entries of the tables. References and the bytes of names are small, so that 8 and 128 of
+    /// them count as one.
+    pub(crate) fn entries(&self) -> usize {
+        let small = self.refs / 8 + (self.key_bytes + self.adapter_bytes) / 128;
+        self.frames.len() + self.sequences.len() + self.segments.len() + small as usize
+    }
+
     /// Returns the approximate memory of the tables, in bytes.
     pub(crate) fn memory_bytes(&self) -> usize {
         let refs: usize = self.sequences.values().map(|s| s.refs.capacity() * 16 + s.key.len() * 2).sum();

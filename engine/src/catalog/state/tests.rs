@@ -12,6 +12,26 @@ fn at(segment: u32, page: u32) -> RawLocation {
     Location { device: DeviceIndex(0), segment: SegmentId(segment), page, pages: 1 }.to_raw()
 }
 
+fn empty_sequence() -> SequenceMeta {
+    SequenceMeta {
+        key: String::new(),
+        layout: LayoutId(1),
+        summaries: 0,
+        created_unix_ms: 0,
+        ttl_ms: 0,
+        copies: 0,
+        evictable: 0,
+        parent: None,
+        tokens: 0,
+        token_ids: 0,
+        state_frame: None,
+        committed_unix_ms: 0,
+        used_unix_ms: 0,
+        adapter: None,
+        refs: Vec::new(),
+    }
+}
+
 /// Checks the derived tables against a search through all frames.
 fn check(catalog: &Catalog) {
     let sealed = |meta: &SegmentMeta| meta.state == SegmentState::Sealed && meta.live_pages == 0;
@@ -57,11 +77,7 @@ proptest! {
         let mut generations = [0_u64; 4];
         let mut frames = 0_u64;
         let sequence = SequenceId(1);
-        catalog.insert_sequence(sequence, &[], SequenceMeta {
-            key: String::new(), layout: LayoutId(1), summaries: 0, created_unix_ms: 0, ttl_ms: 0, copies: 0,
-            evictable: 0, parent: None, tokens: 0, token_ids: 0, state_frame: None, committed_unix_ms: 0,
-            used_unix_ms: 0, adapter: None, refs: Vec::new(),
-        }).unwrap();
+        catalog.insert_sequence(sequence, &[], empty_sequence()).unwrap();
         for (what, segment, which) in steps {
             let key = (DeviceIndex(0), SegmentId(segment));
             let meta = catalog.segments.get(&key).cloned();
@@ -153,6 +169,33 @@ fn frame_of_two_pages(id: u64, device: u16, page: u32) -> m::Frame {
         other_copies: Vec::new(),
     };
     meta.record(FrameId(id))
+}
+
+#[test]
+fn references_count_as_entries() {
+    let mut catalog = small();
+    let sequence = SequenceId(1);
+    catalog.insert_sequence(sequence, &[], empty_sequence()).expect("a sequence");
+    catalog.apply(&Record::FrameRef(&ref_record(sequence, FrameId(1), 1))).expect("a reference");
+    for id in 2..=16 {
+        catalog.apply(&Record::Frame(&frame_of_two_pages(id, 0, 2 * id as u32))).expect("a frame");
+        catalog.apply(&Record::FrameRef(&ref_record(sequence, FrameId(id), 1))).expect("a reference");
+    }
+    let (before, memory) = (catalog.entries(), catalog.memory_bytes());
+    for id in 2..=9 {
+        let fork = m::Fork {
+            sequence: U64::new(id),
+            parent: U64::new(1),
+            tokens: U64::new(1),
+            created_unix_ms: U64::new(0),
+            key_bytes: zerocopy::little_endian::U16::new(0),
+            reserved: [0; 6],
+        };
+        catalog.apply(&Record::Fork(&fork, &[])).expect("a fork");
+    }
+    // 8 sequences with 16 references each.
+    assert_eq!(catalog.entries() - before, 8 + 8 * 16 / 8);
+    assert!(catalog.memory_bytes() - memory >= 8 * 16 * 16);
 }
 
 /// The state after a contradicting record is not used, so only the error counts.

@@ -57,6 +57,8 @@ pub(crate) struct OsDirectory {
     direct: DirectIo,
     /// The answer of [`Directory::sync_covers_overwrites`].
     in_place: bool,
+    /// True if an overwrite needs new blocks, so that reserved blocks do not last.
+    copies_on_write: bool,
     poison: Arc<Poison>,
 }
 
@@ -104,8 +106,8 @@ impl OsDirectory {
             Access::ReadOnly => probe::probe(root.as_fd(), Some("superblock")),
         };
         let in_place = direct.is_direct() && writes_in_place(&root);
-        let poison = Arc::default();
-        Ok(Arc::new(Self { root, path, access: options.access, identity, direct, in_place, poison }))
+        let (copies_on_write, poison) = (copies_on_write(&root), Arc::default());
+        Ok(Arc::new(Self { root, path, access: options.access, identity, direct, in_place, copies_on_write, poison }))
     }
 
     fn unlink(&self, path: &str) -> Result<(), Errno> {
@@ -159,6 +161,14 @@ fn writes_in_place(root: &OwnedFd) -> bool {
     const EXT4: rustix::fs::FsWord = 0xef53;
     const XFS: rustix::fs::FsWord = 0x5846_5342;
     rustix::fs::fstatfs(root).is_ok_and(|stat| stat.f_type == EXT4 || stat.f_type == XFS)
+}
+
+/// Returns whether the file system is known to write each overwrite elsewhere: btrfs, bcachefs or ZFS.
+fn copies_on_write(root: &OwnedFd) -> bool {
+    const BTRFS: rustix::fs::FsWord = 0x9123_683e;
+    const BCACHEFS: rustix::fs::FsWord = 0xca45_1a4e;
+    const ZFS: rustix::fs::FsWord = 0x2fc1_2fc1;
+    rustix::fs::fstatfs(root).is_ok_and(|stat| [BTRFS, BCACHEFS, ZFS].contains(&stat.f_type))
 }
 
 fn make_root(path: &Path) -> Result<()> {
@@ -234,7 +244,7 @@ impl Directory for OsDirectory {
         let (fd, direct) = self.open_fd(path, OFlags::RDWR | OFlags::CREATE | OFlags::EXCL).map_err(failed)?;
         let sized = rustix::fs::fchmod(&fd, Mode::RUSR | Mode::WUSR).and_then(|()| preallocate(&fd, len));
         match sized {
-            Ok(preallocated) => Ok(Arc::new(DeviceFile::new(fd, path, direct, preallocated))),
+            Ok(reserved) => Ok(Arc::new(DeviceFile::new(fd, path, direct, reserved && !self.copies_on_write))),
             Err(e) => {
                 let _ = self.unlink(path);
                 Err(failed(e))

@@ -97,6 +97,7 @@ impl Committer {
             &NewGeneration { room: self.needed(more) / PAGE_BYTES as u64, ..NewGeneration::for_more() },
         ) {
             Ok(()) => Ok(fits()),
+            Err(CommitFailure::Stalled(e)) if e.kind() != ErrorKind::NoSpace => Err(e),
             Err(CommitFailure::Stalled(_)) => Ok(false),
             Err(CommitFailure::Broken(e)) => {
                 lock(&self.broken).get_or_insert_with(|| e.duplicate());

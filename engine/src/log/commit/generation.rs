@@ -135,6 +135,8 @@ impl Committer {
                 lock(&self.space).set_metadata_bytes(manifest.file_bytes(), manifest.spare_bytes());
                 return Err(CommitFailure::Stalled(e.during("checkpoint")));
             }
+            // No file was written, because none could be opened.
+            Err(e) if e.is_short_of_descriptors() => return Err(CommitFailure::Stalled(e.during("checkpoint"))),
             Err(e) => return Err(CommitFailure::Broken(e)),
         };
         manifest.give_way(&self.devices, successor)?;

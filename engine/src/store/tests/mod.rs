@@ -1,6 +1,7 @@
 //! A store whose devices are late, fail or hold damaged frames.
 //!
 //! - This file reads from other copies while a device is late or fails. Nothing stays held afterwards.
+//! - `closing` closes stores, also in a child of their process.
 //! - `cleaning` cleans segments with damaged frames.
 //! - `commits` orders commits.
 //! - `copies` changes and reads copies.
@@ -9,6 +10,7 @@
 //! Tests that measure lateness hold [`ALONE`], so that one runs at a time.
 
 mod cleaning;
+mod closing;
 mod commits;
 mod copies;
 mod opening;

@@ -1,0 +1,57 @@
+//! Stores that are closed by several threads, and in a child of their process.
+
+use super::*;
+use std::sync::Barrier;
+use std::sync::mpsc;
+
+fn create(dir: &Path) -> Store {
+    Store::options().device(dir).memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize::mib(1)).open().unwrap()
+}
+
+#[test]
+fn clones_that_are_closed_at_once_end_and_leave_a_store_that_opens() {
+    let (done, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let dir = tempfile::tempdir().unwrap();
+        for _ in 0..20 {
+            let stores = vec![create(dir.path()); 3];
+            let barrier = Barrier::new(stores.len());
+            std::thread::scope(|scope| {
+                for store in stores {
+                    let barrier = &barrier;
+                    scope.spawn(move || {
+                        barrier.wait();
+                        // The last one closes the store. The others find it in use.
+                        store.close().is_ok()
+                    });
+                }
+            });
+        }
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(Duration::from_secs(120)).expect("closes that end");
+}
+
+/// A child has the files and the lock of its parent, but none of its threads.
+#[test]
+fn a_child_of_the_process_writes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, mut sequence) = filled(dir.path(), 1);
+    let files = || {
+        let read = |name: &str| std::fs::read(dir.path().join("0").join(name)).unwrap();
+        let manifests = std::fs::read_dir(dir.path().join("0/manifest")).unwrap();
+        let mut manifests: Vec<_> = manifests.map(|entry| std::fs::read(entry.unwrap().path()).unwrap()).collect();
+        manifests.sort();
+        (read("superblock"), manifests)
+    };
+    let before = files();
+    store.inner.committer.become_child();
+    let keys = vec![0.5_f32; DIM];
+    let row = TensorView::token_major(&keys, 1, 1, DIM);
+    assert_eq!(sequence.append(0, row, row).unwrap_err().kind(), ErrorKind::InUse);
+    assert_eq!(sequence.commit(Durability::Sync).unwrap_err().kind(), ErrorKind::InUse);
+    assert_eq!(sequence.fork().unwrap_err().kind(), ErrorKind::InUse);
+    drop(sequence);
+    assert_eq!(store.close().unwrap_err().kind(), ErrorKind::InUse);
+    assert!(files() == before, "a child wrote");
+}
