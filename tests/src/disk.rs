@@ -15,7 +15,14 @@ pub const MANIFEST_PAGES: u64 = 12;
 #[must_use]
 pub fn small_geometry(devices: usize) -> Geometry {
     let device_bytes = 64 << 20;
-    Geometry { devices, device_bytes, manifest_pages: MANIFEST_PAGES, batch_bytes: 12_000, whole: false }
+    Geometry {
+        devices,
+        device_bytes,
+        manifest_pages: MANIFEST_PAGES,
+        batch_bytes: 12_000,
+        whole: false,
+        open_files: None,
+    }
 }
 
 /// Flips a bit of every 1231st byte of the first device's segments, without zeros, each on a copy of the devices below

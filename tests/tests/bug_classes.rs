@@ -28,7 +28,14 @@ fn layout() -> KvLayout {
 }
 
 fn simulation(seed: u64) -> Simulation {
-    let geometry = Geometry { devices: 1, device_bytes: 64 << 20, manifest_pages: 8, batch_bytes: 4000, whole: false };
+    let geometry = Geometry {
+        devices: 1,
+        device_bytes: 64 << 20,
+        manifest_pages: 8,
+        batch_bytes: 4000,
+        whole: false,
+        open_files: None,
+    };
     Simulation::new(&geometry, seed)
 }
 

@@ -16,7 +16,14 @@ use stratakv_testing::{DeviceState, EntryHistory, EntryShape};
 const OPERATIONS_MAX: u64 = 1_000_000;
 
 fn machine(devices: usize, seed: u64) -> Simulation {
-    let geometry = Geometry { devices, device_bytes: 64 << 20, manifest_pages: 24, batch_bytes: 4000, whole: false };
+    let geometry = Geometry {
+        devices,
+        device_bytes: 64 << 20,
+        manifest_pages: 24,
+        batch_bytes: 4000,
+        whole: false,
+        open_files: None,
+    };
     let simulation = Simulation::new(&geometry, seed);
     simulation.limit_operations(OPERATIONS_MAX);
     simulation

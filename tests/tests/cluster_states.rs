@@ -481,8 +481,14 @@ fn dropped_clusters_take_their_state_along() {
 fn a_full_store_keeps_the_clusters_and_gives_up_the_state() {
     let mut outcomes = BTreeSet::new();
     for (tokens, segments) in (10..20).flat_map(|tokens| (3..14).map(move |segments| (tokens * 64, segments))) {
-        let geometry =
-            Geometry { devices: 1, device_bytes: 8 << 20, manifest_pages: 4, batch_bytes: 12_000, whole: false };
+        let geometry = Geometry {
+            devices: 1,
+            device_bytes: 8 << 20,
+            manifest_pages: 4,
+            batch_bytes: 12_000,
+            whole: false,
+            open_files: None,
+        };
         let simulation = Simulation::new(&geometry, 1);
         let capacity = ByteSize::kib(64 * segments + 4 * (4 + 16) * 4);
         let options = Store::options().memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::kib(64));

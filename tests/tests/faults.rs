@@ -22,7 +22,14 @@ fn options() -> StoreOptions {
 
 fn machine(devices: usize) -> Simulation {
     let _ = take_events();
-    let geometry = Geometry { devices, device_bytes: 64 << 20, manifest_pages: 12, batch_bytes: 12_000, whole: false };
+    let geometry = Geometry {
+        devices,
+        device_bytes: 64 << 20,
+        manifest_pages: 12,
+        batch_bytes: 12_000,
+        whole: false,
+        open_files: None,
+    };
     Simulation::new(&geometry, 5)
 }
 

@@ -76,7 +76,14 @@ fn digest(sequence: &Sequence, id: SelectorId) -> u64 {
 #[ignore = "writes the golden store, once"]
 fn generate() {
     assert!(!golden().exists(), "golden files never change");
-    let geometry = Geometry { devices: 1, device_bytes: 4 << 20, manifest_pages: 4, batch_bytes: 12_000, whole: false };
+    let geometry = Geometry {
+        devices: 1,
+        device_bytes: 4 << 20,
+        manifest_pages: 4,
+        batch_bytes: 12_000,
+        whole: false,
+        open_files: None,
+    };
     let simulation = Simulation::new(&geometry, 1);
     let store = simulation.open(options()).expect("a store");
     for (key, method, _) in SEQUENCES {

@@ -21,7 +21,7 @@ fn shape() -> SequenceShape {
 }
 
 fn geometry(devices: usize, device_bytes: u64) -> Geometry {
-    Geometry { devices, device_bytes, manifest_pages: 5, batch_bytes: 4000, whole: true }
+    Geometry { devices, device_bytes, manifest_pages: 5, batch_bytes: 4000, whole: true, open_files: None }
 }
 
 fn options(threads: Option<usize>) -> StoreOptions {

@@ -491,8 +491,14 @@ fn trusted_in_pairs(planes: PlaneSet) {
 #[test]
 fn simulated_devices_give_the_same_bits_and_order_every_time() {
     let expected = expected();
-    let geometry =
-        Geometry { devices: 2, device_bytes: 64 << 20, manifest_pages: 64, batch_bytes: 64 << 10, whole: false };
+    let geometry = Geometry {
+        devices: 2,
+        device_bytes: 64 << 20,
+        manifest_pages: 64,
+        batch_bytes: 64 << 10,
+        whole: false,
+        open_files: None,
+    };
     for cache in [None, Some(CacheOptions::new(ByteSize::mib(2)))] {
         let run = |seed| {
             let simulation = Simulation::new(&geometry, seed);
@@ -510,8 +516,14 @@ fn simulated_devices_give_the_same_bits_and_order_every_time() {
 
 #[test]
 fn reads_that_fail_ahead_fail_where_they_are_needed_and_nowhere_else() {
-    let geometry =
-        Geometry { devices: 1, device_bytes: 64 << 20, manifest_pages: 64, batch_bytes: 64 << 10, whole: false };
+    let geometry = Geometry {
+        devices: 1,
+        device_bytes: 64 << 20,
+        manifest_pages: 64,
+        batch_bytes: 64 << 10,
+        whole: false,
+        open_files: None,
+    };
     let simulation = Simulation::new(&geometry, 3);
     let options = Store::options().memory_limit(ByteSize::mib(32)).segment_bytes(ByteSize::mib(2));
     let store = simulation.open(options).unwrap();

@@ -16,7 +16,7 @@ use crate::io::file::cached_file::CachedFile;
 use crate::io::file::device_file::DeviceFile;
 use crate::kernels::prefetch;
 use crate::metrics::lock;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use stratakv_format::frame::{SUMMARY_MIN_MAX, SummaryHeader, SummaryRecords};
 use stratakv_format::layout::BlockGeometry;
@@ -36,6 +36,10 @@ pub(crate) struct SegmentHandle {
     pub(crate) read_unit: u64,
     /// The number of pages of frames that no commit has named yet.
     pub(crate) in_flight: AtomicU64,
+    /// The number of those pages whose write is not known to be complete.
+    pub(crate) unwritten: AtomicU64,
+    /// True if the segment was sealed and then synced with all of its frames. No commit needs to sync it.
+    pub(crate) synced: AtomicBool,
     /// Released when the last reference to this handle drops.
     pub(crate) pin: Pin,
 }
@@ -44,12 +48,22 @@ pub(crate) struct SegmentHandle {
 pub(crate) struct Flight {
     segment: Arc<SegmentHandle>,
     pages: u64,
+    /// True once the write is complete.
+    written: bool,
 }
 
 impl Flight {
     pub(crate) fn new(segment: &Arc<SegmentHandle>, pages: u32) -> Self {
         segment.in_flight.fetch_add(u64::from(pages), Ordering::Relaxed);
-        Self { segment: Arc::clone(segment), pages: u64::from(pages) }
+        segment.unwritten.fetch_add(u64::from(pages), Ordering::AcqRel);
+        Self { segment: Arc::clone(segment), pages: u64::from(pages), written: false }
+    }
+
+    /// Takes note that the write is complete.
+    fn complete(&mut self) {
+        if !std::mem::replace(&mut self.written, true) {
+            self.segment.unwritten.fetch_sub(self.pages, Ordering::AcqRel);
+        }
     }
 
     pub(crate) fn segment(&self) -> &Arc<SegmentHandle> {
@@ -59,6 +73,7 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
+        self.complete();
         self.segment.in_flight.fetch_sub(self.pages, Ordering::Relaxed);
     }
 }
@@ -74,6 +89,23 @@ impl SegmentHandle {
 
     pub(crate) fn in_flight_pages(&self) -> u64 {
         self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the writes of all its frames are complete.
+    pub(crate) fn is_written(&self) -> bool {
+        self.unwritten.load(Ordering::Acquire) == 0
+    }
+
+    /// Returns whether a sync covers everything in it, for good.
+    pub(crate) fn is_synced(&self) -> bool {
+        self.synced.load(Ordering::Acquire)
+    }
+
+    /// Takes note that a sync covers everything in it. The segment must be sealed, and [written](Self::is_written)
+    /// before the sync began. Its file may be closed from now on.
+    pub(crate) fn set_synced(&self) {
+        self.synced.store(true, Ordering::Release);
+        self.lazy.hold(false);
     }
 }
 
@@ -200,6 +232,11 @@ impl FrameSlot {
 
     pub(crate) fn set_flights(&self, flights: Vec<Flight>) {
         *lock(&self.flights) = flights;
+    }
+
+    /// Takes note that the writes of all copies are complete.
+    pub(crate) fn complete_flights(&self) {
+        lock(&self.flights).iter_mut().for_each(Flight::complete);
     }
 
     /// Drops the flights of copies that were not written.
@@ -475,6 +512,8 @@ mod tests {
             lazy: Arc::clone(file),
             read_unit: PAGE_BYTES as u64,
             in_flight: AtomicU64::new(0),
+            unwritten: AtomicU64::new(0),
+            synced: AtomicBool::new(false),
             pin: Pin::new(),
         };
         let (origin, segment) = (SequenceId(id), Arc::new(segment));
@@ -500,7 +539,7 @@ mod tests {
         let options =
             OsDirectoryOptions { access: Access::ReadWrite, create: false, lock_wait: std::time::Duration::ZERO };
         let directory: Arc<dyn crate::io::file::directory::Directory> = OsDirectory::open(dir.path(), options).unwrap();
-        CachedFile::new(&directory, "x".into(), &crate::io::file::cached_file::FdCache::new())
+        CachedFile::new(&directory, "x".into(), &crate::io::file::cached_file::FdCache::new(None))
     }
 
     proptest! {

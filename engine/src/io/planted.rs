@@ -23,6 +23,8 @@ pub(crate) use planted;
 pub enum Mutant {
     /// A commit does not sync its data.
     DataSyncSkipped,
+    /// A sealed segment counts as synced before a commit, without a sync.
+    EarlySyncSkipped,
     /// A commit does not sync the manifest.
     ManifestSyncSkipped,
     /// The manifest names frames before their data is synced.

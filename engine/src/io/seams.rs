@@ -36,6 +36,8 @@ pub(crate) struct Sizes {
     pub(crate) gather_tokens: u64,
     /// The least memory limit of a store whose commits gather groups. With less, a read may need all the memory.
     pub(crate) gather_memory: usize,
+    /// Files of segments that stay open, at most. `None`: as many as the limit of descriptors suggests.
+    pub(crate) open_files: Option<usize>,
 }
 
 const SIZES: Sizes = Sizes {
@@ -44,6 +46,7 @@ const SIZES: Sizes = Sizes {
     batch_bytes: stratakv_format::manifest::RECORDS_BYTES_MAX,
     gather_tokens: 64,
     gather_memory: 16 << 20,
+    open_files: None,
 };
 
 /// A clock.

@@ -265,6 +265,9 @@ impl Sequence {
     /// The failed write; [`ErrorKind::MemoryLimit`]: no memory for the tables.
     pub(super) fn land(&mut self, wait: bool) -> Result<()> {
         let landing = self.frames.land(&mut self.layers, wait);
+        if landing.any && self.store.devices.files.is_crowded() {
+            self.frames.sync_sealed(&self.store);
+        }
         match landing.failed {
             None if landing.any => self.account(),
             None => Ok(()),

@@ -16,12 +16,16 @@ use super::caller_state::CallerState;
 use super::commit_state::CommitState;
 use super::layer_set::LayerSet;
 use super::referenced_frame::{ForkOrigin, ReferencedFrame, cut_references, merge_references};
-use crate::catalog::{Catalog, DerivedRef, RecordBuffer, SegmentHandle, ref_record, release_record, without_stale};
+use crate::catalog::{
+    Catalog, DerivedRef, RecordBuffer, SegmentHandle, SegmentKey, ref_record, release_record, without_stale,
+};
 use crate::error::{Error, Result};
 use crate::io::coverage;
+use crate::io::planted;
 use crate::layout::PlacedBytes;
 use crate::log::{CommitRequest, FrameBuilder, FrameTarget, SequenceIdentity, StoreInner, WrittenFrame, write_frame};
 use crate::metrics::{Reservation, lock};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use stratakv_format::manifest::Kind;
 use stratakv_format::{FrameId, SequenceId};
@@ -206,6 +210,26 @@ impl FrameSet {
             any = true;
         }
         Landing { any, failed: None }
+    }
+
+    /// Syncs the sealed segments of unnamed frames whose frames are all written. Their files may then be closed, so
+    /// that appends without a commit do not use up the descriptors of the process.
+    ///
+    /// A failed sync poisons its device, which the next commit reports.
+    pub(super) fn sync_sealed(&self, store: &StoreInner) {
+        let ready: BTreeMap<SegmentKey, &Arc<SegmentHandle>> = {
+            let space = lock(&store.space);
+            let all = self.unnamed.iter().flat_map(WrittenFrame::segments);
+            let ready = all.filter(|own| !own.is_synced() && own.is_written() && space.is_sealed(own.key));
+            ready.map(|own| (own.key, own)).collect()
+        };
+        let files = ready.values().map(|own| Some((own.key.0, own.file().ok()?)));
+        let Some(files) = files.collect::<Option<Vec<_>>>().filter(|files| !files.is_empty()) else { return };
+        let failures = match planted!(EarlySyncSkipped) {
+            true => BTreeMap::new(),
+            false => store.devices.sync_each(files.iter().map(|(device, file)| (*device, file))),
+        };
+        ready.values().filter(|own| !failures.contains_key(&own.key.0)).for_each(|own| own.set_synced());
     }
 
     /// Waits for every unnamed frame. Returns the first that could not be written.

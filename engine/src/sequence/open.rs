@@ -20,6 +20,7 @@ use crate::io::planted;
 use crate::log::{AdapterPart, SequenceIdentity, SequenceLock, StoreInner};
 use crate::metrics::{Category, Reservation, lock};
 use crate::options::SummaryResidency;
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::Arc;
 use stratakv_format::{PAGE_BYTES, SequenceId};
@@ -106,12 +107,14 @@ fn identity_of(store: &StoreInner, id: SequenceId, meta: &SequenceMeta) -> Resul
 /// # Errors
 /// [`ErrorKind::MemoryLimit`]: there is no memory for one.
 fn batch(store: &StoreInner, references: &[FrameReference], batch_bytes: usize) -> Result<(usize, Reservation)> {
-    let mut bytes = 0;
-    let fits = |r: &FrameReference, bytes: &mut usize| {
-        *bytes += r.meta.front_pages as usize * PAGE_BYTES;
-        *bytes <= batch_bytes
+    // The files of a batch are open at the same time.
+    let (mut bytes, mut segments, most) = (0, BTreeSet::new(), store.devices.files.limit());
+    let fits = |r: &&FrameReference| {
+        bytes += r.meta.front_pages as usize * PAGE_BYTES;
+        segments.insert((r.meta.location.device, r.meta.location.segment));
+        bytes <= batch_bytes && segments.len() <= most
     };
-    let count = references.iter().take_while(|r| fits(r, &mut bytes)).count().max(1);
+    let count = references.iter().take_while(fits).count().max(1);
     (0..=count.ilog2())
         .map(|halves| count >> halves)
         .find_map(|count| {

@@ -69,6 +69,9 @@ pub struct Geometry {
     /// True if `device_bytes` counts all files. Otherwise it counts segment files only.
     #[serde(default)]
     pub whole: bool,
+    /// Files of segments that a store keeps open, at most. `None`: as on a real machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub open_files: Option<usize>,
 }
 
 /// A simulated machine with its disks. It belongs to the thread that made it.
@@ -86,7 +89,8 @@ impl Simulation {
         coverage::start();
         refusal::set(None);
         let _ = refusal::take_refused();
-        let system = SimSystem::new(seed ^ 0x5eed, geometry.manifest_pages, geometry.batch_bytes);
+        let Geometry { manifest_pages, batch_bytes, open_files, .. } = *geometry;
+        let system = SimSystem::new(seed ^ 0x5eed, manifest_pages, batch_bytes, open_files);
         let mut world = World::new(geometry.devices, geometry.device_bytes, seed);
         world.whole = geometry.whole;
         Self { world: Arc::new(Mutex::new(world)), system, devices: geometry.devices, refused_memory: Cell::new(0) }

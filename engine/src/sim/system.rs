@@ -23,8 +23,8 @@ struct SystemState {
 
 impl SimSystem {
     /// Returns a system whose randomness follows the seed. Manifests have `manifest_pages` pages, with at most
-    /// `batch_bytes` of records per batch.
-    pub(super) fn new(seed: u64, manifest_pages: u64, batch_bytes: usize) -> Self {
+    /// `batch_bytes` of records per batch. At most `open_files` files of segments stay open.
+    pub(super) fn new(seed: u64, manifest_pages: u64, batch_bytes: usize, open_files: Option<usize>) -> Self {
         let bytes = manifest_pages.max(4) * PAGE_BYTES as u64;
         let sizes = Sizes {
             manifest_bytes: bytes,
@@ -32,6 +32,7 @@ impl SimSystem {
             batch_bytes: batch_bytes.max(256),
             gather_tokens: [4, 9, 20, 64][(seed >> 8) as usize % 4],
             gather_memory: 0,
+            open_files,
         };
         let state = SystemState { rng: Rng::new(seed), clock_ms: 1_700_000_000_000, latest_ms: 0 };
         Self { state: Arc::new(Mutex::new(state)), sizes }

@@ -70,6 +70,7 @@ pub(super) fn start_devices(
     let maintenance_wake = Arc::<EventCount>::default();
     let list = DeviceList::new(list, slots);
     let incompat = list.iter().map(|device| lock(&device.slot).features.incompat.get()).fold(0, |all, own| all | own);
+    let open_files = environment.sizes().open_files;
     let gathering = if memory < environment.sizes().gather_memory { 0 } else { memory / 4 };
     Ok(Devices {
         environment,
@@ -79,7 +80,7 @@ pub(super) fn start_devices(
         budget,
         control: Mutex::new(control),
         identity,
-        files: FdCache::new(),
+        files: FdCache::new(open_files),
         suspects: SuspectCopies::new(Arc::clone(&maintenance_wake)),
         latencies: Latencies::new(options.hedge_percentile),
         balance: options.balance,

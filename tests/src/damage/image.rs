@@ -152,7 +152,14 @@ impl Image {
     /// Returns the sizes of the simulated devices that hold such an image.
     #[must_use]
     pub fn geometry(devices: usize) -> Geometry {
-        Geometry { devices, device_bytes: 16 << 20, manifest_pages: 24, batch_bytes: 12_000, whole: false }
+        Geometry {
+            devices,
+            device_bytes: 16 << 20,
+            manifest_pages: 24,
+            batch_bytes: 12_000,
+            whole: false,
+            open_files: None,
+        }
     }
 
     /// Returns the options to open such an image with.

@@ -160,6 +160,7 @@ impl Case {
             manifest_pages,
             batch_bytes: pick(rng, &[256, 400, 1000, 4000, 4000, 12_000]),
             whole,
+            open_files: Rng::new(seed.wrapping_mul(0xd6e8_feb8_6659_fd93) ^ 0xf11e).one_in(4).then_some(1),
         };
         // A generator of its own, so that seeds keep the histories that they had without codecs.
         let mut own = Rng::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0xc0dec);

@@ -6,8 +6,9 @@ use super::run::{Failure, run};
 use stratakv::sim::{Mutant, set_mutant};
 
 /// Each planted fault with its budget: the number of cases within which the simulator must find it.
-const BUDGETS: [(Mutant, u64); 45] = [
+const BUDGETS: [(Mutant, u64); 46] = [
     (Mutant::DataSyncSkipped, 2_000),
+    (Mutant::EarlySyncSkipped, 5_000),
     (Mutant::ManifestSyncSkipped, 2_000),
     (Mutant::ManifestBeforeData, 10_000),
     (Mutant::TornBatchAccepted, 20_000),

@@ -29,8 +29,11 @@ pub(crate) struct FdCache {
 }
 
 impl FdCache {
-    /// Returns a cache for a quarter of the descriptors that this process may have, within bounds.
-    pub(crate) fn new() -> Arc<Self> {
+    /// Returns a cache for a quarter of the descriptors that this process may have, within bounds, or for `limit`.
+    pub(crate) fn new(limit: Option<usize>) -> Arc<Self> {
+        if let Some(limit) = limit {
+            return Self::with_limit(limit);
+        }
         let allowed = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(4096);
         Self::with_limit(usize::try_from(allowed / 4).unwrap_or(OPEN_MAX).clamp(OPEN_MIN, OPEN_MAX))
     }
@@ -52,6 +55,16 @@ impl FdCache {
                 queue.push_back(oldest);
             }
         }
+    }
+
+    /// Returns the number of files that may be open.
+    pub(crate) fn limit(&self) -> usize {
+        self.limit
+    }
+
+    /// Returns whether more files are open than the limit, because they are held or in use.
+    pub(crate) fn is_crowded(&self) -> bool {
+        lock(&self.queue).len() > self.limit
     }
 
     #[cfg(test)]

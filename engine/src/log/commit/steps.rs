@@ -47,6 +47,7 @@ impl GroupCommit {
     fn collect(committer: &Committer, group: &[Queued]) -> Self {
         let (records, opened) = lock(&committer.space).take_pending();
         let segments = group.iter().flat_map(|queued| &queued.request.segments).chain(&opened);
+        let segments = segments.filter(|segment| !segment.is_synced());
         let segments = segments.map(|segment| (segment.key, Arc::clone(segment))).collect();
         let (taken, counted) = ((records.clone(), opened.clone()), !opened.is_empty());
         Self { records, opened, taken, segments, moved: BTreeSet::new(), counted }

@@ -75,8 +75,14 @@ impl WrittenFrame {
         if self.copies.len() < before {
             self.name_copies();
         }
+        self.body.complete_flights();
         self.written = true;
         Ok(())
+    }
+
+    /// Returns the segments of its copies.
+    pub(crate) fn segments(&self) -> impl Iterator<Item = &Arc<SegmentHandle>> {
+        self.copies.iter().map(|copy| &copy.segment)
     }
 
     /// Updates the record and the readers' slot to the copies that were written.

@@ -20,7 +20,7 @@ use crate::io::file::directory::Access;
 use crate::io::planted;
 use crate::log::devices::Devices;
 use crate::metrics::{OpKind, lock};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Mutex};
 use stratakv_format::features::Features;
 use stratakv_format::manifest::Kind;
@@ -122,6 +122,11 @@ pub(crate) fn allocate(
                 let outcome = lock(space).opened(devices, Some(stream), &opening, opened);
                 changed.notify();
                 match outcome {
+                    // Segments with frames that no commit has named stay open.
+                    Err(e) if e.is_short_of_descriptors() => {
+                        let text = "too many files are open; commit, or raise the limit of open files (ulimit -n)";
+                        return Err(e.during(text));
+                    }
                     // Another segment may have free pages.
                     Err(e) if e.kind() == ErrorKind::NoSpace => full = Some(e),
                     Err(e) if e.kind() != ErrorKind::Poisoned && !opening.fresh && skipped < SKIPS_MAX => skipped += 1,
@@ -367,6 +372,8 @@ impl SegmentAllocator {
             lazy: devices.segment_file(own, id, Some(opened.file)),
             read_unit: own.directory.direct_io().read_unit() as u64,
             in_flight: AtomicU64::new(0),
+            unwritten: AtomicU64::new(0),
+            synced: AtomicBool::new(false),
             pin: Pin::new(),
         });
         // The header of a segment for pools is synced already, so that no commit syncs one.

@@ -26,7 +26,7 @@ use crate::events::event;
 use crate::io::planted;
 use crate::metrics::EventCount;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 use stratakv_format::manifest::Kind;
 use stratakv_format::segment::{KIND_LOG, KIND_POOL};
@@ -265,6 +265,8 @@ impl SegmentAllocator {
             lazy: devices.segment_file(device, key.1, None),
             read_unit: device.directory.direct_io().read_unit() as u64,
             in_flight: AtomicU64::new(0),
+            unwritten: AtomicU64::new(0),
+            synced: AtomicBool::new(false),
             pin: Pin::new(),
         });
         self.handles.insert(key, SegmentLifetime::of(&handle));
