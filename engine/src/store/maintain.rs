@@ -171,12 +171,16 @@ impl Store {
     /// # Errors
     /// [`ErrorKind::InUse`]: clones, sequences or readers of it are alive, and the store stays open. Or only reads are
     /// in flight: the store is then closed and durable, but its directories stay locked until the tickets are dropped.
-    /// Or the error of the last commit.
+    /// Or the caller is a child of the process that opened it. Or the error of the last commit.
     pub fn close(self) -> Result<()> {
         let in_use = || {
             let text = "close: the store is still in use by clones, sequences or readers; drop them first";
             Error::new(ErrorKind::InUse, text)
         };
+        if self.inner.committer.is_child() {
+            // The threads to wait for do not exist here.
+            return self.inner.committer.check();
+        }
         if self.inner.background.is_maintenance_thread() {
             // An observer of evictions calls. The thread uses the store, and a caller of `close` may wait for it.
             return Err(in_use());
