@@ -31,6 +31,8 @@ pub(super) struct Stored {
     clusters: u64,
     /// True if they came with a fork. A fork names them with its next commit.
     forked: bool,
+    /// The most tokens of clusters that may be stored instead, because it is not known whether a commit was durable.
+    in_doubt: u64,
 }
 
 /// The stored clusters of a case.
@@ -86,7 +88,18 @@ impl StoredSets {
 
     /// Records a cut. Returns true if it took the clusters.
     pub(super) fn cut(&mut self, id: u64, tokens: u64) -> bool {
-        self.sets.get(&id).is_some_and(|own| own.tokens > tokens) && self.sets.remove(&id).is_some()
+        let Some(own) = self.sets.get(&id).copied() else { return false };
+        if own.tokens.max(own.in_doubt) > tokens {
+            self.sets.remove(&id);
+        }
+        own.tokens > tokens
+    }
+
+    /// Records that clusters of up to this many tokens may be stored in place of the earlier ones.
+    fn doubt(&mut self, id: u64, tokens: u64) {
+        if let Some(own) = self.sets.get_mut(&id) {
+            own.in_doubt = own.in_doubt.max(tokens);
+        }
     }
 
     /// Records that a sequence is gone. Returns true if it had clusters.
@@ -143,6 +156,7 @@ impl Runner<'_> {
         self.by_itself(0, true)?;
         if stored.as_ref().err().is_none_or(|e| self.simulation.is_down() || is_doubtful(e)) {
             self.model.sync_attempted(stored.is_ok());
+            self.stored.doubt(id, layers.iter().map(Vec::len).max().unwrap_or(0) as u64);
         }
         if lengths.iter().zip(layers).any(|(len, own)| *len != Some(own.len() as u64)) {
             return failed(format!("after clusters were stored, the layers have {lengths:?} tokens"));
@@ -150,7 +164,7 @@ impl Runner<'_> {
         match stored {
             Ok((selector, stored)) => {
                 self.coverage.add(coverage::STORED);
-                let set = Stored { tokens: stored.tokens, clusters: stored.clusters, forked: false };
+                let set = Stored { tokens: stored.tokens, clusters: stored.clusters, forked: false, in_doubt: 0 };
                 let before = self.stored.sets.insert(id, set).map_or(u64::MAX, |own| own.clusters);
                 // DynaKV adds tokens to clusters that exist, so more clusters come from splits.
                 if stored.kept_pages > 0 && stored.clusters > before && self.is_dynakv() {
