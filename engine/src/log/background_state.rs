@@ -4,15 +4,15 @@ use super::rate_limiter::{RateLimiter, UrgentGuard};
 use crate::error::Result;
 use crate::metrics::{EventCount, lock};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::{JoinHandle, ThreadId};
 use std::time::Instant;
 
 /// The background of a store: a maintenance thread, and a thread of lazy commits.
 ///
 /// Invariants:
-/// - At most one maintenance thread runs. It ends soon after [`Self::stop`], because it asks [`Self::is_stopping`]
-///   between steps.
+/// - At most one maintenance thread runs. It asks [`Self::is_stopping`] between steps, so it ends soon after
+///   [`Self::stop`], or after every handle of the store was dropped.
 /// - One caller at a time closes the store ([`Self::closing`]).
 /// - `next_expiry_check_ms` is `u64::MAX` while the thread works or when no sequence expires. A handle that closes with
 ///   an earlier end wakes the thread.
@@ -24,6 +24,8 @@ pub(crate) struct Background {
     closing: Arc<Mutex<()>>,
     lazy_thread: Mutex<Option<JoinHandle<()>>>,
     stopping: AtomicBool,
+    /// Returns whether one owner of the store is left. Set when the first maintenance thread starts.
+    has_one_owner: OnceLock<Box<dyn Fn() -> bool + Send + Sync>>,
     /// In milliseconds since 1970.
     next_expiry_check_ms: AtomicU64,
 }
@@ -38,8 +40,14 @@ impl Background {
             closing: Arc::default(),
             lazy_thread: Mutex::new(lazy_thread),
             stopping: AtomicBool::new(false),
+            has_one_owner: OnceLock::new(),
             next_expiry_check_ms: AtomicU64::new(u64::MAX),
         }
+    }
+
+    /// Sets how to find out whether one owner of the store is left. The first call counts.
+    pub(crate) fn watch_owners(&self, has_one: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.has_one_owner.set(Box::new(has_one));
     }
 
     /// Starts the maintenance thread that `spawn` makes, unless there is one.
@@ -67,9 +75,11 @@ impl Background {
         *lock(&self.last_started) == Some(std::thread::current().id())
     }
 
-    /// Returns whether the maintenance thread is to end.
+    /// Returns whether the maintenance thread is to end: the store is being closed, or the thread is the caller and
+    /// holds the store alone.
     pub(crate) fn is_stopping(&self) -> bool {
-        self.stopping.load(Ordering::Relaxed)
+        let is_alone = || self.has_one_owner.get().is_some_and(|has_one| has_one()) && self.is_maintenance_thread();
+        self.stopping.load(Ordering::Relaxed) || is_alone()
     }
 
     /// Ends the maintenance thread and waits for it. `wake` is what it waits on.

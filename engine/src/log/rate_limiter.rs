@@ -4,6 +4,9 @@ use crate::metrics::EventCount;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+/// How often a waiting thread checks whether to stop, when nothing wakes it. Dropping a handle of the store does not.
+const POLL: Duration = Duration::from_millis(100);
+
 /// A rate limit with urgent callers that suspend it.
 #[derive(Default)]
 pub(crate) struct RateLimiter {
@@ -51,10 +54,11 @@ impl RateLimiter {
         let Some(due) = self.due(start, bytes) else { return };
         loop {
             let seen = self.changed.epoch();
-            if is_stopping() || self.urgent.load(Ordering::SeqCst) > 0 || Instant::now() >= due {
+            let now = Instant::now();
+            if is_stopping() || self.urgent.load(Ordering::SeqCst) > 0 || now >= due {
                 return;
             }
-            self.changed.wait_past(seen, Some(due));
+            self.changed.wait_past(seen, Some(due.min(now + POLL)));
         }
     }
 }

@@ -175,7 +175,7 @@ fn clean_ahead(inner: &Arc<StoreInner>, background: bool) -> Result<CleaningResu
             let space = lock(&inner.space);
             (space.free_segments(&inner.devices), space.all_segments(&inner.devices))
         };
-        if free > FREE_FEW.max(all / 32) {
+        if free > FREE_FEW.max(all / 32) || (background && inner.background.is_stopping()) {
             return Ok(done);
         }
         seal_wasted(inner);

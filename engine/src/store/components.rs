@@ -87,6 +87,8 @@ pub(super) fn start_maintenance(inner: &Arc<StoreInner>) -> Result<()> {
         return Ok(());
     }
     let (store, wake) = (Arc::downgrade(inner), Arc::clone(&inner.devices.maintenance_wake));
+    let owners = store.clone();
+    inner.background.watch_owners(move || owners.strong_count() == 1);
     inner.background.start(|| {
         let builder = std::thread::Builder::new().name("stratakv-tend".into());
         let thread = builder.spawn(move || maintenance::run(&store, &wake));

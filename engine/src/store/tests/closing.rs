@@ -1,4 +1,4 @@
-//! Stores that are closed by several threads, and in a child of their process.
+//! Stores that are closed by several threads, by a drop, and in a child of their process.
 
 use super::*;
 use std::sync::Barrier;
@@ -30,6 +30,36 @@ fn clones_that_are_closed_at_once_end_and_leave_a_store_that_opens() {
         done.send(()).unwrap();
     });
     ended.recv_timeout(Duration::from_secs(120)).expect("closes that end");
+}
+
+/// The maintenance thread holds the store while it works, and waits for its rate meanwhile.
+#[test]
+fn dropping_every_handle_ends_slow_maintenance() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = || {
+        let options = Store::options().device(dir.path()).memory_limit(ByteSize::mib(8));
+        options.segment_bytes(ByteSize::mib(1)).cleaning_rate(ByteSize(1))
+    };
+    let store = options().open().unwrap();
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).group_tokens(GROUP as u16);
+    let mut sequence = store.create_sequence(&layout.build().unwrap(), CreateOptions::new().key("s")).unwrap();
+    let rows = vec![0.5; 4096 * DIM];
+    for _ in 0..24 {
+        let view = TensorView::token_major(&rows, 4096, 1, DIM);
+        sequence.append(0, view, view).unwrap();
+        sequence.commit(Durability::Sync).unwrap();
+    }
+    let files = || std::fs::read_dir(dir.path().join("segments")).unwrap().count();
+    let all = files();
+    assert!(all > 20, "{all} files");
+    sequence.delete(Durability::Sync).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while files() >= all {
+        assert!(Instant::now() < deadline, "the background removes files");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    drop(store);
+    options().open().expect("a store that nothing holds").close().unwrap();
 }
 
 /// A child has the files and the lock of its parent, but none of its threads.
