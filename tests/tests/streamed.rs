@@ -591,6 +591,35 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
     }
 }
 
+/// The records of some of these sequences end at the end of a page. The state then begins where the front ends.
+#[test]
+fn an_empty_caller_state_behind_unread_records_opens() {
+    let root = fast_scratch();
+    let dirs = device_dirs(root.path(), 1);
+    let layout = wide(1, 4);
+    let keys = || (1..=8_usize).map(|groups| (groups, format!("{groups} groups")));
+    let store = roomy(&dirs).create(true).open().expect("a store");
+    for (groups, key) in keys() {
+        let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
+        let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
+        let rows = noise(groups, groups * 4 * HEADS * DIM);
+        let view = TensorView::token_major(&rows, groups * 4, HEADS, DIM);
+        sequence.append(0, view, view).expect("appended");
+        sequence.commit_with(b"", Durability::Sync).expect("committed");
+    }
+    store.close().expect("closed");
+    let store = roomy(&dirs).open().expect("a store");
+    for (groups, key) in keys() {
+        for summaries in [SummaryResidency::Streamed, SummaryResidency::Resident] {
+            let options = OpenSequence::new().summary_residency(summaries);
+            let sequence = store.open_sequence(key.as_str(), options).expect("a sequence");
+            assert_eq!((sequence.len(), sequence.caller_state()), (groups as u64 * 4, Some(&b""[..])), "{summaries:?}");
+        }
+    }
+    store.close().expect("closed");
+    assert_clean(&dirs, "with empty states");
+}
+
 #[test]
 fn sequences_without_records_are_refused() {
     let root = fast_scratch();
