@@ -591,28 +591,32 @@ fn damaged_records_come_from_another_copy_or_from_the_keys() {
     }
 }
 
-/// The records of some of these sequences end at the end of a page. The state then begins where the front ends.
+/// Header and records of some of these sequences end at the end of a page. The state then begins where the front ends.
 #[test]
 fn an_empty_caller_state_behind_unread_records_opens() {
+    const KEYS: usize = 4;
     let root = fast_scratch();
     let dirs = device_dirs(root.path(), 1);
-    let layout = wide(1, 4);
-    let keys = || (1..=8_usize).map(|groups| (groups, format!("{groups} groups")));
+    let layout = KvLayout::builder().layers(1).kv_heads(1).head_dim(DIM as u16).dtype(DType::F16).group_tokens(4);
+    let layout = layout.build().expect("a layout");
+    // A record has at least 128 bytes, and up to 20 of them fill a page. The length of the key fits the rest.
+    let lengths = || (1..=20_usize).flat_map(|groups| (KEYS..KEYS + 256).step_by(8).map(move |key| (groups, key)));
+    let key = |(groups, length): (usize, usize)| format!("{groups:0length$}");
     let store = roomy(&dirs).create(true).open().expect("a store");
-    for (groups, key) in keys() {
-        let options = CreateOptions::new().key(key).store_summary(StoredSummary::MinMax);
+    for (groups, length) in lengths() {
+        let options = CreateOptions::new().key(key((groups, length))).store_summary(StoredSummary::MinMax);
         let mut sequence = store.create_sequence(&layout, options).expect("a sequence");
-        let rows = noise(groups, groups * 4 * HEADS * DIM);
-        let view = TensorView::token_major(&rows, groups * 4, HEADS, DIM);
+        let rows = noise(groups, groups * 4 * DIM);
+        let view = TensorView::token_major(&rows, groups * 4, 1, DIM);
         sequence.append(0, view, view).expect("appended");
         sequence.commit_with(b"", Durability::Sync).expect("committed");
     }
     store.close().expect("closed");
     let store = roomy(&dirs).open().expect("a store");
-    for (groups, key) in keys() {
+    for (groups, length) in lengths() {
         for summaries in [SummaryResidency::Streamed, SummaryResidency::Resident] {
             let options = OpenSequence::new().summary_residency(summaries);
-            let sequence = store.open_sequence(key.as_str(), options).expect("a sequence");
+            let sequence = store.open_sequence(key((groups, length)).as_str(), options).expect("a sequence");
             assert_eq!((sequence.len(), sequence.caller_state()), (groups as u64 * 4, Some(&b""[..])), "{summaries:?}");
         }
     }
