@@ -22,7 +22,7 @@ use crate::io::seams::Environment;
 use crate::metrics::{Category, EventCount, MemoryBudget, Reservation, lock};
 use crate::options::{BalancePolicy, CacheOptions, ComputeThreads};
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use stratakv_format::features::Features;
 use stratakv_format::{DeviceIndex, PayloadChecksum, SegmentId, segment};
@@ -78,9 +78,34 @@ pub(crate) struct Devices {
     pub(crate) compute: RwLock<Option<Arc<dyn ComputeThreads>>>,
     /// Notified when a segment is taken, so that the maintenance thread checks how many are left.
     pub(crate) maintenance_wake: Arc<EventCount>,
+    /// The process that opened the store. A child shares the files and the lock, but has none of the threads.
+    pub(crate) process: AtomicU32,
 }
 
 impl Devices {
+    /// Returns whether this process is a child of the one that opened the store.
+    pub(crate) fn is_child(&self) -> bool {
+        self.process.load(Ordering::Relaxed) != std::process::id()
+    }
+
+    /// Checks that this process opened the store. No thread of a child ends a request, and rings are not mapped there.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`]: it is a child of that process.
+    pub(crate) fn check_process(&self) -> Result<()> {
+        if self.is_child() {
+            let text = "another process opened the store, and this one is a child of it; open stores after a fork";
+            return Err(Error::new(ErrorKind::InUse, text));
+        }
+        Ok(())
+    }
+
+    /// Makes the store take this process for a child of the one that opened it.
+    #[cfg(test)]
+    pub(crate) fn become_child(&self) {
+        self.process.store(0, Ordering::Relaxed);
+    }
+
     /// Returns the threads of the host that compute parts of a call.
     pub(crate) fn compute_threads(&self) -> Option<Arc<dyn ComputeThreads>> {
         self.compute.read().unwrap_or_else(PoisonError::into_inner).clone()

@@ -203,7 +203,7 @@ impl StoreInner {
 
 impl Drop for StoreInner {
     fn drop(&mut self) {
-        if self.committer.is_child() {
+        if self.devices.is_child() {
             // The files belong to the parent, and the threads to wait for do not exist here.
             self.background.forget_threads();
             std::mem::forget(Arc::clone(&self.devices));

@@ -247,7 +247,11 @@ impl ReadTicket {
     }
 
     /// Takes buffers for all parts, or none of them and returns false.
+    ///
+    /// # Errors
+    /// [`ErrorKind::InUse`]: another process opened the store. [`ErrorKind::MemoryLimit`]: they can never fit.
     pub(crate) fn take_buffers(&mut self) -> Result<bool> {
+        self.devices.check_process()?;
         if self.buffers.iter().any(Option::is_some) {
             return Ok(true);
         }
@@ -397,11 +401,12 @@ impl ReadTicket {
     /// Waits for a part. A late part is hedged.
     ///
     /// # Errors
-    /// [`ErrorKind::Deadline`]: the deadline passed.
+    /// [`ErrorKind::Deadline`]: the deadline passed. [`ErrorKind::InUse`]: the read is of a parent of this process.
     pub(super) fn wait_part(&mut self, part: usize, deadline: Option<Instant>) -> Result<()> {
         if self.has_arrived(part) {
             return Ok(());
         }
+        self.devices.check_process()?;
         let progress = Arc::clone(&self.progress);
         let _waiting = progress.times.wait();
         let late = || Error::new(ErrorKind::Deadline, "read: the deadline passed before it was complete");
@@ -574,6 +579,9 @@ impl Future for ReadTicket {
             let seen = this.progress.changed.epoch();
             if this.all_arrived() {
                 break;
+            }
+            if let Err(e) = this.devices.check_process() {
+                return Poll::Ready(Err(e));
             }
             if this.progress.changed.wake_past(seen, context.waker()) {
                 return Poll::Pending;

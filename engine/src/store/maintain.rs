@@ -177,10 +177,8 @@ impl Store {
             let text = "close: the store is still in use by clones, sequences or readers; drop them first";
             Error::new(ErrorKind::InUse, text)
         };
-        if self.inner.committer.is_child() {
-            // The threads to wait for do not exist here.
-            return self.inner.committer.check();
-        }
+        // The threads to wait for do not exist in a child.
+        self.inner.devices.check_process()?;
         if self.inner.background.is_maintenance_thread() {
             // An observer of evictions calls. The thread uses the store, and a caller of `close` may wait for it.
             return Err(in_use());

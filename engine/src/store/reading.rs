@@ -39,7 +39,8 @@ impl<'a> ReadRequest<'a> {
     ///
     /// # Errors
     /// [`ErrorKind::MemoryLimit`]: it can never fit in memory, or in the region. [`ErrorKind::InvalidArgument`]: a
-    /// selection of another store, or of an earlier opening of this one.
+    /// selection of another store, or of an earlier opening of this one. [`ErrorKind::InUse`]: a parent of this process
+    /// opened the store.
     pub fn submit(self) -> Result<ReadTicket> {
         let priority = if self.prefetch { ReadPriority::Ahead } else { ReadPriority::Demand(None) };
         let selections = self.store.own_selections(self.selections)?;

@@ -14,7 +14,7 @@ use crate::log::{CONTROL_BYTES, Device, DeviceList, Devices, Latencies, StoreIde
 use crate::metrics::{DeviceCounters, EventCount, MemoryBudget, lock};
 use crate::options::{DriverChoice, StoreOptions};
 use crate::recovery::SUPERBLOCK_NEW;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, RwLock};
 use std::time::{Duration, Instant};
 use stratakv_format::DeviceIndex;
@@ -90,6 +90,7 @@ pub(super) fn start_devices(
         lanes,
         compute: RwLock::default(),
         maintenance_wake,
+        process: AtomicU32::new(std::process::id()),
     })
 }
 

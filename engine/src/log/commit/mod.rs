@@ -33,7 +33,7 @@ use crate::events::{event, span};
 use crate::io::planted;
 use crate::metrics::{Category, Reservation, lock};
 use failure::CommitFailure;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use stratakv_format::superblock::STATE_CLOSED;
@@ -56,8 +56,6 @@ pub(crate) struct Committer {
     broken: Mutex<Option<Error>>,
     /// True if the store was opened for reading only.
     read_only: bool,
-    /// The process that opened the store. A child shares the files and the lock, but has none of the threads.
-    process: AtomicU32,
     /// Bytes written to the devices over the life of the store, before this opening.
     lifetime_bytes: u64,
     memory: Mutex<CatalogMemory>,
@@ -116,7 +114,6 @@ impl Committer {
             manifest: Mutex::new(manifest),
             broken: Mutex::default(),
             read_only,
-            process: AtomicU32::new(std::process::id()),
             lifetime_bytes,
             memory: Mutex::new(CatalogMemory { account, entries: 0, short: false }),
             room: AtomicU64::new(0),
@@ -139,17 +136,6 @@ impl Committer {
         Err(Error::new(ErrorKind::MemoryLimit, text))
     }
 
-    /// Returns whether this process is a child of the one that opened the store.
-    pub(crate) fn is_child(&self) -> bool {
-        self.process.load(Ordering::Relaxed) != std::process::id()
-    }
-
-    /// Makes the store take this process for a child of the one that opened it.
-    #[cfg(test)]
-    pub(crate) fn become_child(&self) {
-        self.process.store(0, Ordering::Relaxed);
-    }
-
     pub(crate) fn is_read_only(&self) -> bool {
         self.read_only
     }
@@ -160,10 +146,7 @@ impl Committer {
     /// [`ErrorKind::Poisoned`]: an earlier commit failed midway. [`ErrorKind::ReadOnly`]: the store is open for reading
     /// only. [`ErrorKind::InUse`]: the caller is a child of the process that opened the store.
     pub(crate) fn check(&self) -> Result<()> {
-        if self.is_child() {
-            let text = "another process opened the store, and this one is a child of it; open stores after a fork";
-            return Err(Error::new(ErrorKind::InUse, text));
-        }
+        self.devices.check_process()?;
         if self.read_only {
             return Err(Error::new(ErrorKind::ReadOnly, "the store is open for reading only"));
         }

@@ -73,11 +73,12 @@ impl BlockReader<'_> {
     /// Submits reads in one batch per device. A read that could not be requested has its error as its outcome.
     ///
     /// # Errors
-    /// A device is not present.
+    /// A device is not present. [`ErrorKind::InUse`]: another process opened the store.
     pub(in crate::read) fn submit(
         &self,
         reads: impl IntoIterator<Item = Result<(DeviceIndex, Op)>>,
     ) -> Result<PendingReads> {
+        self.devices.check_process()?;
         let (mut waiters, mut batches) = (Vec::new(), DeviceBatches::new());
         for (tag, read) in (0..).zip(reads) {
             let waiter = Waiter::new(1);

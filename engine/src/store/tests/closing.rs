@@ -64,7 +64,7 @@ fn dropping_every_handle_ends_slow_maintenance() {
 
 /// A child has the files and the lock of its parent, but none of its threads.
 #[test]
-fn a_child_of_the_process_writes_nothing() {
+fn a_child_of_the_process_reads_and_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (store, mut sequence) = filled(dir.path(), 1);
     let files = || {
@@ -78,7 +78,13 @@ fn a_child_of_the_process_writes_nothing() {
     store.inner.background.stop(&store.inner.devices.maintenance_wake);
     store.inner.flush_commits().unwrap();
     let before = files();
-    store.inner.committer.become_child();
+    let selection = sequence.select(0, SelectRequest::groups(&[1])).unwrap();
+    store.inner.devices.become_child();
+    let kind = |e: crate::Error| e.kind();
+    assert_eq!(store.read(&[&selection]).wait().map(drop).map_err(kind), Err(ErrorKind::InUse));
+    assert_eq!(store.read(&[&selection]).submit().map(drop).map_err(kind), Err(ErrorKind::InUse));
+    assert_eq!(store.read(&[&selection]).prefetch().wait().map(drop).map_err(kind), Err(ErrorKind::InUse));
+    drop(selection);
     let keys = vec![0.5_f32; DIM];
     let row = TensorView::token_major(&keys, 1, 1, DIM);
     assert_eq!(sequence.append(0, row, row).unwrap_err().kind(), ErrorKind::InUse);
