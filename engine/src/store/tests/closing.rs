@@ -74,7 +74,7 @@ fn a_child_of_the_process_reads_and_writes_nothing() {
         manifests.sort();
         (read("superblock"), manifests)
     };
-    // The threads of the parent must not write meanwhile. With nothing queued, the thread of lazy commits writes nothing.
+    // The threads of the parent must not write meanwhile. Lazy commits need something queued.
     store.inner.background.stop(&store.inner.devices.maintenance_wake);
     store.inner.flush_commits().unwrap();
     let before = files();
