@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use stratakv_format::checksum::{PayloadChecksum, PlaneIdentity, crc_with_hole, page_crc};
 use stratakv_format::frame::{FramePlace, FrameView, KIND_CLUSTER_DIRECTORY};
 use stratakv_format::manifest::BatchHeader;
-use stratakv_format::pool::EntryHeads;
+use stratakv_format::pool::{EntryHeads, StateFields};
 use stratakv_format::{DeviceIndex, Location, PAGE_BYTES, SegmentId, SequenceId};
 use tempfile::TempDir;
 use zerocopy::FromBytes;
@@ -256,6 +256,32 @@ fn tokens_in_no_cluster_or_in_too_many_are_damage() {
         assert_only(&report, Code::ClusterCoverage);
         assert_eq!(report.findings[0].layer, Some(0));
     }
+}
+
+#[test]
+fn states_beside_directories_and_pools_are_damage() {
+    // The pieces 0 and 1 of the frame are a directory. They become the first two pieces of a state, whose other pieces
+    // are gone. A header and a method take 72 bytes.
+    let store = Store::copy();
+    let fields = StateFields { set: 9, generation: 1, number: 1, method: "method/8", encoding: 1, tokens: 8 };
+    let mut first = 0_u64;
+    for nth in [0, 1] {
+        store.change_piece(nth, |piece| {
+            let state = vec![7; piece.len() - 72];
+            piece.copy_from_slice(&fields.encode(&state, usize::MAX).expect("a piece")[0]);
+            piece[40..48].copy_from_slice(&4096_u64.to_le_bytes());
+            piece[48..56].copy_from_slice(&first.to_le_bytes());
+            first += state.len() as u64;
+        });
+    }
+    let report = store.check();
+    assert_only(&report, Code::ClusterState);
+    let [found] = &report.findings[..] else { panic!("{}", report.to_text()) };
+    assert_eq!(found.message, "the frame holds states of methods beside pools or directories");
+    assert_eq!((found.frame, found.sequence, found.layer), (Some(2), Some(2), None));
+    assert_eq!(found.file.as_deref(), Some(SEGMENT));
+    assert_eq!((found.offset, found.length), (Some(PAGE_BYTES as u64), Some(12 * PAGE_BYTES as u64)));
+    assert_eq!((report.checked.clusters.directories, report.checked.clusters.states), (3, 0));
 }
 
 #[test]

@@ -73,6 +73,27 @@ fn frames_that_only_a_lost_device_held_are_damage() {
     assert_eq!(named, [of(1), of(2)], "{}", report.to_text());
 }
 
+/// A device may have held many frames of a sequence, so they are one finding.
+#[test]
+fn a_sequence_has_one_finding_for_all_of_its_lost_frames() {
+    let lost = image(|_, records| {
+        for device in [0, 2] {
+            records.push(Kind::Member, &member(device, m::MEMBER_LOST), &[]);
+        }
+    });
+    let report = check(&lost.dirs[1..2], &Options::default(), &()).unwrap();
+    let [first, second] = &report.findings[..] else { panic!("{}", report.to_text()) };
+    for found in [first, second] {
+        assert_eq!((found.code, found.severity), (Code::MissingDevice, Severity::Damage));
+        assert_eq!((found.device, found.frame), (Some(0), Some(1)), "{found}");
+    }
+    // The frames of sequence 1 are 1 and 3. Its fork refers to frame 1 only.
+    assert_eq!((first.sequence, second.sequence), (Some(1), Some(2)));
+    assert_eq!(first.message, "every copy of this frame and of 1 more is on a device that left the store");
+    assert_eq!(second.message, "every copy of this frame is on a device that left the store");
+    assert_eq!(report.exit_code, EXIT_DAMAGE);
+}
+
 #[test]
 fn a_frame_with_a_copy_on_another_device_is_not_lost() {
     let copied = image(|image, records| {

@@ -2,10 +2,10 @@
 
 mod common;
 
-use common::{GENERATION, Image, NONCE, Records, commit, slot};
+use common::{GENERATION, Image, NONCE, Records, find, replace, slot};
 use kvfsck::{
-    CheckError, Code, EXIT_CLEAN, EXIT_DAMAGE, EXIT_IO, EXIT_USAGE, Finding, Options, Report, Severity, check,
-    check_export, check_reader,
+    CheckError, Code, EXIT_CLEAN, EXIT_DAMAGE, EXIT_IO, EXIT_USAGE, Finding, Options, Severity, check, check_export,
+    check_reader,
 };
 use std::error::Error;
 use std::fs;
@@ -16,17 +16,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use stratakv_format::PAGE_BYTES;
 use stratakv_format::checksum::page_crc;
+use stratakv_format::error::{FormatError, FormatErrorCode};
 use stratakv_format::manifest::{self as m, Kind};
 use stratakv_format::superblock::{STATE_CLOSED, STATE_OPEN, Slot};
 
 const SEGMENT: &str = "segments/00000000";
 const MANIFEST: &str = "manifest/0000000000000001-0";
-
-/// Returns the finding with this code and these words.
-fn find<'a>(report: &'a Report, code: Code, words: &str) -> &'a Finding {
-    let found = report.findings.iter().find(|f| f.code == code && f.message.contains(words));
-    found.unwrap_or_else(|| panic!("{code}: {words}: {}", report.to_text()))
-}
 
 /// Writes two slots to the superblock of a device.
 fn write_slots(image: &Image, device: usize, newest: &Slot, older: &Slot) {
@@ -41,11 +36,6 @@ fn change_slots(image: &Image, device: u16, change: impl Fn(&mut Slot)) {
         slot
     });
     write_slots(image, usize::from(device), &slots[0], &slots[1]);
-}
-
-fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
-    let at = bytes.windows(from.len()).position(|part| part == from).expect("the bytes");
-    bytes[at..at + to.len()].copy_from_slice(to);
 }
 
 fn append(path: &Path, more: &[u8]) {
@@ -75,6 +65,29 @@ fn directories_that_are_no_device_are_refused_with_the_reason() {
     let error = run(&image.dirs);
     assert!(error.to_string().contains("superblock at offset 0: ") && error.source().is_some(), "{error}");
     assert!(error.to_string().ends_with("use a newer kvfsck"), "{error}");
+}
+
+#[test]
+fn the_source_of_an_error_is_its_cause() {
+    let image = Image::standard(1, STATE_CLOSED);
+    let run = |path: &Path| check(&[path.to_path_buf()], &Options::default(), &()).unwrap_err();
+    let link = image.root.path().join("link");
+    symlink(&link, &link).unwrap();
+    let error = run(&link);
+    let source = error.source().and_then(|source| source.downcast_ref::<io::Error>()).expect("an I/O error");
+    assert_eq!(source.raw_os_error(), fs::File::open(&link).unwrap_err().raw_os_error(), "{error}");
+    // A lock that a writer holds is no error of the operating system.
+    let writer = fs::File::open(&image.dirs[0]).unwrap();
+    writer.lock().unwrap();
+    let error = run(&image.dirs[0]);
+    assert!(matches!(error, CheckError::InUse { .. }) && error.source().is_none(), "{error:?}");
+    drop(writer);
+    let mut newer = slot(0, 1, 2, STATE_CLOSED, 4);
+    newer.features.major = 9.into();
+    write_slots(&image, 0, &newer, &slot(0, 1, 1, STATE_OPEN, 1));
+    let error = run(&image.dirs[0]);
+    let source = error.source().and_then(|source| source.downcast_ref::<FormatError>()).expect("a format error");
+    assert_eq!((source.code, source.found), (FormatErrorCode::Unsupported, 9), "{error}");
 }
 
 #[test]
@@ -148,47 +161,7 @@ fn given_devices_that_are_no_members_are_damage() {
     find(&image.check(), Code::ManifestRecord, "the manifest does not name this device");
 }
 
-#[test]
-fn frames_that_contradict_their_sequence_are_damage() {
-    let changed = |change: &dyn Fn(&mut Image)| {
-        let mut image = Image::standard(1, STATE_OPEN);
-        change(&mut image);
-        image.write(STATE_OPEN);
-        image.check()
-    };
-    let report = changed(&|image| replace(&mut image.batches[1].bytes, b"alpha", b"alphb"));
-    assert_eq!(find(&report, Code::FrameHeader, "the key differs").frame, Some(1));
-    // The summaries of the create record are 4 bytes before its copies.
-    let report = changed(&|image| {
-        let at = 8 + std::mem::offset_of!(m::SequenceCreate, summaries);
-        image.batches[1].bytes[at] = 0;
-    });
-    assert_eq!(find(&report, Code::FrameHeader, "the stored summary kinds differ").frame, Some(1));
-    // Frame 3 of sequence 1 has LSN 3.
-    let [one, three] = [1_u64, 3].map(u64::to_le_bytes);
-    let report = changed(&|image| {
-        let (from, to) = ([three, one, three].concat(), [three, one, one].concat());
-        replace(&mut image.batches[3].bytes, &from, &to);
-    });
-    assert_eq!(find(&report, Code::ManifestRecord, "frames 1 and 3 have the same LSN 1").frame, Some(3));
-    let report = changed(&|image| {
-        let mut records = Records::default();
-        let (segment, used_pages) = (0.into(), 2.into());
-        let seal = m::SegmentSeal { segment, used_pages, device: 0.into(), reserved: [0; 6] };
-        records.push(Kind::SegmentSeal, &seal, &[]);
-        image.batches.push(records);
-    });
-    let found = find(&report, Code::FrameLocation, "of a segment sealed with 2 pages in use");
-    assert_eq!((found.file.as_deref(), found.offset), (Some(SEGMENT), Some(PAGE_BYTES as u64)));
-    // The frames of this store hold no caller state.
-    let mut image = Image::with_frames(&[&[(stratakv_format::frame::KIND_TAIL, 0, 2)]], 2);
-    let mut records = Records::default();
-    records.push(Kind::SequenceCommit, &commit(1, 2, 0, 1), &[]);
-    image.batches.push(records);
-    image.write(STATE_OPEN);
-    assert_eq!(find(&image.check(), Code::CallerState, "that holds no caller state").frame, Some(1));
-}
-
+/// Nothing says which number is right, so the frame is not read further.
 #[test]
 fn adapters_with_missing_or_unexpected_pieces_are_damage() {
     let layer = vec![0_u8; 64];
@@ -231,6 +204,20 @@ fn files_that_are_longer_or_not_of_the_store_are_notes() {
     let names: Vec<_> = foreign.iter().map(|f| f.file.as_deref()).collect();
     assert_eq!(names, [Some("manifest/notes"), Some("segments/notes")]);
     assert!(report.to_text().contains("note leftover") && report.to_text().ends_with("clean (4 notes)\n"));
+}
+
+#[test]
+fn a_manifest_copy_that_its_device_does_not_hold_is_a_note() {
+    // Each of two devices holds one copy of the manifest.
+    let image = Image::standard(2, STATE_CLOSED);
+    let more = m::file_name(GENERATION, 1);
+    fs::copy(image.path(1, MANIFEST), image.path(1, &more)).unwrap();
+    let report = image.check();
+    let [found] = &report.findings[..] else { panic!("{}", report.to_text()) };
+    assert_eq!((found.code, found.severity), (Code::Leftover, Severity::Note));
+    assert_eq!(found.message, "the device does not hold this manifest copy");
+    assert_eq!((found.device, found.file.as_deref()), (Some(1), Some(&*more)));
+    assert_eq!(report.exit_code, EXIT_CLEAN);
 }
 
 /// The engine refuses such a directory.

@@ -278,6 +278,34 @@ fn commits_that_wait_for_room_are_bounded() {
     assert_eq!(store.sequences().len(), 2);
 }
 
+/// A device that is too full for the spare files of the next generation gives the pages that it has.
+#[test]
+fn a_spare_file_takes_the_space_that_is_left() {
+    const LEFT: usize = 3 * 4096;
+    let options = || Store::options().memory_limit(ByteSize::mib(8)).segment_bytes(ByteSize(SEGMENT));
+    let geometry = Geometry { whole: true, ..small_geometry(1) };
+    let simulation = Simulation::new(&geometry, 1);
+    let store = simulation.open(options()).expect("a store");
+    let mut seeds = Vec::new();
+    let mut sequence = create(&store, "a");
+    append(&mut sequence, &mut seeds, 59).and_then(|()| sequence.commit(Durability::Sync)).expect("space");
+    drop(sequence);
+    store.close().expect("closed");
+    let content = |path: String| (0, path.clone(), simulation.contents(0, &path).expect("a file"));
+    let files = simulation.files(0).into_iter().map(content);
+    let is_spare = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+    let (spare, kept): (Vec<_>, Vec<_>) =
+        files.partition(|(_, path, bytes)| path.starts_with("manifest/") && is_spare(bytes));
+    assert_eq!(spare.len(), 2, "one for each copy of the manifest");
+    assert!(spare.iter().all(|(.., bytes)| bytes.len() > LEFT));
+    let full = Simulation::with_files(&geometry, 2, &kept);
+    full.resize((kept.iter().map(|(.., bytes)| bytes.len()).sum::<usize>() + LEFT) as u64);
+    let store = full.open(options()).expect("the store");
+    let taken: Vec<_> = spare.iter().map(|(_, path, _)| full.contents(0, path).map(|bytes| bytes.len())).collect();
+    assert_eq!(taken, [Some(LEFT), None]);
+    check(&store, "a", &seeds);
+}
+
 /// Eviction takes the sequence whose handle was dropped first, whichever was opened first.
 #[test]
 fn a_sequence_is_in_use_until_its_handle_is_dropped() {

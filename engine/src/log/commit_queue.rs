@@ -170,6 +170,33 @@ mod tests {
         assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
         assert_eq!(group.waiting(), 2);
     }
+
+    #[test]
+    fn a_leader_that_panics_leaves_an_outcome_to_its_group_and_the_lead_to_the_next() {
+        let group: CommitQueue<u8, &str> = CommitQueue::new();
+        let tell = |all: Vec<QueuedCommit<u8, &'static str>>| all.iter().for_each(|queued| queued.tell("led"));
+        let wait_for = |waiting: usize| {
+            while group.is_idle() || group.waiting() != waiting {
+                std::thread::yield_now();
+            }
+        };
+        // Leads until two others wait, which then are one group.
+        let lead = |all| {
+            wait_for(2);
+            tell(all);
+        };
+        let outcomes: Vec<_> = std::thread::scope(|scope| {
+            let first = scope.spawn(|| group.join(0, &lead, || "panicked"));
+            wait_for(0);
+            let failing = || group.join(1, |_| panic!("a leader fails"), || "panicked");
+            let others = [scope.spawn(failing), scope.spawn(failing)];
+            assert_eq!(first.join().ok(), Some("led"));
+            others.into_iter().map(|other| other.join().ok()).collect()
+        });
+        assert!(outcomes.contains(&None) && outcomes.contains(&Some("panicked")), "{outcomes:?}");
+        assert!(group.is_idle());
+        assert_eq!(group.join(2, tell, || "panicked"), "led");
+    }
 }
 
 #[cfg(all(test, loom))]
@@ -252,7 +279,7 @@ mod loom_tests {
                         let sum = all.iter().map(|member| member.request).sum();
                         all.iter().for_each(|member| member.tell(sum));
                     };
-                    group.join(0, lead, || 9)
+                    group.join(0, &lead, || 9)
                 })
             };
             group.add(1, Some(Instant::now()));

@@ -15,6 +15,7 @@ pub use frames::{Extent, FrameTokens};
 pub use records::{Records, commit, create};
 
 use frames::FrameWriter;
+use kvfsck::{Code, Finding, Report};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -225,6 +226,36 @@ impl Image {
         image
     }
 
+    /// Returns a store with sequence 1, whose first 8 tokens are stored on the first device as frame 1.
+    ///
+    /// The second device holds one derived frame for each list of pieces. A piece has a layer and its bytes.
+    pub fn with_derived(frames: &[&[(u16, Vec<u8>)]]) -> Self {
+        let mut image = Self::empty(2);
+        image.features = image.features.with_pools();
+        for (page, position) in [(0, 0), (SEGMENT_PAGES as usize - 1, 1)] {
+            let header = SegmentPage { kind: segment::KIND_POOL, ..segment_page(1, position) };
+            image.segments[1][page * PAGE_BYTES..][..PAGE_BYTES].copy_from_slice(&header.encode());
+        }
+        image.checkpoint();
+        let mut records = Records::default();
+        records.push(Kind::SequenceCreate, &create(1, b""), b"");
+        let tokens = FrameTokens { device: 0, sequence: 1, key: b"", tokens: 0..8, state: b"" };
+        records.push_frame(1, &image.frame(&tokens));
+        for frame in frames {
+            let piece = |(first, (layer, content)): (u64, &(u16, Vec<u8>))| {
+                let (tokens, content) = (content.len() as u32, content.clone());
+                Extent { kind: KIND_CLUSTER_DIRECTORY, layer: *layer, first, tokens, content }
+            };
+            let pieces: Vec<Extent> = (0..).zip(*frame).map(piece).collect();
+            let frame = image.write_frame(1, 1, b"", &pieces);
+            records.push_frame(1, &m::Frame { flags: U32::new(m::FLAG_DERIVED), ..frame });
+        }
+        records.push(Kind::SequenceCommit, &commit(1, 8, 8, 0), &[]);
+        image.batches.push(records);
+        image.write(STATE_CLOSED);
+        image
+    }
+
     fn empty(devices: u16) -> Self {
         let root = tempfile::tempdir().unwrap();
         let dirs: Vec<_> = (0..devices).map(|device| root.path().join(format!("d{device}"))).collect();
@@ -289,7 +320,7 @@ impl Image {
                 segment: page.segment,
                 pages: page.pages,
                 device: page.device,
-                kind: KIND_LOG,
+                kind: self.segments[usize::from(device)][std::mem::offset_of!(SegmentPage, kind)],
                 reserved: [0; 5],
             };
             r.push(Kind::SegmentOpen, &open, &[]);
@@ -400,7 +431,7 @@ impl Image {
         }
     }
 
-    pub fn check(&self) -> kvfsck::Report {
+    pub fn check(&self) -> Report {
         kvfsck::check(&self.dirs, &kvfsck::Options::default(), &()).unwrap()
     }
 
@@ -435,4 +466,16 @@ pub fn flip(path: &Path, offset: usize, mask: u8) -> u8 {
     file.read_exact_at(&mut byte, offset as u64).unwrap();
     file.write_all_at(&[byte[0] ^ mask], offset as u64).unwrap();
     byte[0]
+}
+
+/// Returns the finding with this code and these words.
+pub fn find<'a>(report: &'a Report, code: Code, words: &str) -> &'a Finding {
+    let found = report.findings.iter().find(|f| f.code == code && f.message.contains(words));
+    found.unwrap_or_else(|| panic!("{code}: {words}: {}", report.to_text()))
+}
+
+/// Replaces the first place where `bytes` are `from`.
+pub fn replace(bytes: &mut [u8], from: &[u8], to: &[u8]) {
+    let at = bytes.windows(from.len()).position(|part| part == from).expect("the bytes");
+    bytes[at..at + to.len()].copy_from_slice(to);
 }

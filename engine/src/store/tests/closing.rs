@@ -80,7 +80,7 @@ fn a_child_of_the_process_reads_and_writes_nothing() {
     let before = files();
     let selection = sequence.select(0, SelectRequest::groups(&[1])).unwrap();
     store.inner.devices.become_child();
-    let kind = |e: crate::Error| e.kind();
+    let kind = |e: crate::error::Error| e.kind();
     assert_eq!(store.read(&[&selection]).wait().map(drop).map_err(kind), Err(ErrorKind::InUse));
     assert_eq!(store.read(&[&selection]).submit().map(drop).map_err(kind), Err(ErrorKind::InUse));
     assert_eq!(store.read(&[&selection]).prefetch().wait().map(drop).map_err(kind), Err(ErrorKind::InUse));
