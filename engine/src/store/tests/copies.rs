@@ -140,8 +140,8 @@ fn what_cannot_be_copied_is_tried_once() {
     assert!(again - written <= 2 * meta.location.bytes(), "{} bytes were written", again - written);
     assert_eq!(store.health().suspect_copies, 1);
     // Another copy of the frame fails a read. It is checked, and kept for the next call of `repair`.
-    let devices = places(&meta).into_iter().map(|(location, _)| location.device);
-    suspects.add_at(id, devices.filter(|device| *device != meta.location.device).last().unwrap());
+    let mut devices = places(&meta).into_iter().map(|(location, _)| location.device);
+    suspects.add_at(id, devices.find(|device| *device != meta.location.device).unwrap());
     until(&|| !suspects.any());
     drop(lock(&inner.locks.repairing));
     assert_eq!(store.health().suspect_copies, 2);
