@@ -145,7 +145,8 @@ fn what_cannot_be_copied_is_tried_once() {
     until(&|| !suspects.any());
     drop(lock(&inner.locks.repairing));
     assert_eq!(store.health().suspect_copies, 2);
-    assert_eq!(store.usage().unwrap().lifetime_bytes, again);
+    // No copy of the frame was written.
+    assert!(store.usage().unwrap().lifetime_bytes - again < meta.location.bytes());
     let repaired = store.repair().unwrap();
     assert!(repaired.left == 1 && repaired.checked == 2 && repaired.copied + repaired.healed == 0, "{repaired:?}");
 }
