@@ -108,6 +108,7 @@ fn the_last_device_gets_its_second_manifest_when_there_is_room(threads: Option<u
     there.iter().for_each(|name| check(&store, *name));
     store.close().expect("closed");
     let store = simulation.open_on(options(threads), &[1]).expect("a closed store");
+    assert_eq!(store.health().owed_manifests, 1);
     // The device is still full.
     store.run_maintenance().expect("maintenance");
     assert_eq!((manifests(&simulation, 1), store.health().owed_manifests), (1, 1), "{:?}", store.health());

@@ -361,8 +361,8 @@ impl ReadTicket {
     /// Waits for everything and verifies it. A damaged selection does not hide the others: see [`ReadBatch::get`].
     ///
     /// # Errors
-    /// The store was closed, or the read can never fit in memory. [`ReadBatch::get`] returns the error of a single
-    /// selection.
+    /// The store was closed, or the read can never fit in memory. [`ErrorKind::InUse`]: the read is of a parent of this
+    /// process. [`ReadBatch::get`] returns the error of a single selection.
     pub fn wait(self) -> Result<ReadBatch> {
         self.wait_deadline(None)
     }

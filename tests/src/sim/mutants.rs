@@ -17,7 +17,7 @@ const BUDGETS: [(Mutant, u64); 46] = [
     (Mutant::GenerationNotBumped, 20_000),
     (Mutant::SyncedThroughIgnored, 20_000),
     (Mutant::CheckpointNotSynced, 10_000),
-    (Mutant::SyncRetried, 20_000),
+    (Mutant::SyncRetried, 10_000),
     (Mutant::SplitNotAtomic, 10_000),
     (Mutant::PayloadChecksumIgnored, 10_000),
     (Mutant::SegmentNameNotSynced, 5_000),
